@@ -16,8 +16,7 @@ DISK_REMEDIES = {
     errno.EFBIG: "free some space, or raise the largest file that is allowed (`ulimit -f`, the file system)",
     errno.EIO: "the disk or its server has failed: look at `dmesg`, then use another disk",
     errno.ESTALE: "the file server has lost track of it: mount it again",
-    errno.EROFS: "it is mounted read-only, which is also what a system does after an error of the disk: look at `dmesg`, "
-    "then mount it writable",
+    errno.EROFS: "it is mounted read-only, perhaps after an error of the disk: see `dmesg`, then mount it writable",
     errno.EACCES: "let this user write there",
     errno.EPERM: "let this user write there",
     errno.EXDEV: "a part of this folder is another mount: use a folder that is all on one file system",

@@ -36,7 +36,9 @@ WRITE = '_write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})\n'
 LATE = '_write_json(final / MANIFEST, {"format": FORMAT, "files": state.pop("entries")})\n'
 RENAME = "            rename(temporary, final)\n"
 MUTANTS = [
-    Mutant("fsync does nothing", (("sightline/files/whole.py", "        os.fsync(descriptor)\n", "        pass\n"),), POWER),
+    Mutant(
+        "fsync does nothing", (("sightline/files/whole.py", "        os.fsync(descriptor)\n", "        pass\n"),), POWER
+    ),
     Mutant(
         "fsync of files before the manifest is left out",
         ((CHECKPOINT, "    for path in files:\n        _fsync(path)\n", ""),),
@@ -120,6 +122,31 @@ MUTANTS = [
             ),
         ),
         ("tests/faults/test_kill.py::test_killed_run_ends_with_equal_bits",),
+    ),
+    Mutant(
+        "stall: a frozen machine counts",
+        (("sightline/data/loading/stalls.py", "min(waited_s, 1.0)", "waited_s"),),
+        ("tests/unit/data/loading/test_loader.py::test_a_frozen_machine_is_not_a_stalled_worker",),
+    ),
+    Mutant(
+        "report: its process imports from the current folder",
+        (("sightline/report/refresh.py", ', "PYTHONSAFEPATH": "1"', ""),),
+        ("tests/unit/report/test_refresh.py",),
+    ),
+    Mutant(
+        "report: quotes are not escaped",
+        (("sightline/report/html.py", '"backslashreplace").decode())', '"backslashreplace").decode(), quote=False)'),),
+        ("tests/unit/report/test_html.py",),
+    ),
+    Mutant(
+        "damaged best checkpoint stays the best",
+        ((CHECKPOINT, "        if best_step < 0 or path == loaded:\n", "        if True:\n"),),
+        ("tests/faults/test_checkpoint_damage.py",),
+    ),
+    Mutant(
+        "errors of fsync are passed over",
+        (("sightline/files/whole.py", "        if error.errno not in _CANNOT_SYNC:\n", "        if False:\n"),),
+        ("tests/faults/test_disk_errors.py",),
     ),
     Mutant(
         "stall: a worker that stands still is waited for",

@@ -199,7 +199,7 @@ def no_link(path: str, flags: int) -> int:
 
 
 def unwritable(what: object, error: OSError, remedy: str) -> SightlineError:
-    """Return UsageError with a remedy for a path that cannot be written to, DiskError for a disk that is full or fails."""
+    """Return UsageError with a remedy for a path that is wrong, DiskError for a disk that is full or fails."""
     if error.errno in WRONG_PATH:
         return UsageError(f"{what} cannot be written: {error.strerror}; {remedy}")
     return disk_error(what, error)

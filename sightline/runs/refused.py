@@ -25,8 +25,8 @@ NO_FILE = 0, 0
 
 @contextlib.contextmanager
 def as_before(folder: Path) -> Iterator[None]:
-    """Undo what a refused start wrote. A launcher's restarts need exit.json, so under one nothing is undone; the command
-    that starts ranks on this host restarts nothing, and undoes it for them."""
+    """Undo what a refused start wrote. A launcher's restarts need exit.json, so under one nothing is undone; the
+    command that starts ranks on this host restarts nothing, and undoes it for them."""
     if launch.detect(os.environ) is not None:
         yield
         return

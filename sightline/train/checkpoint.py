@@ -125,7 +125,9 @@ class Checkpoints:
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             self.prove_ours()  # says so where the folder was deleted
-            kept = "--run.keep lowers their number" if error.errno in DISK_FULL else "the same command resumes from them"
+            kept = (
+                "--run.keep lowers their number" if error.errno in DISK_FULL else "the same command resumes from them"
+            )
             raise disk_error(f"checkpoint {final}", error, f"earlier checkpoints are intact ({kept}); ") from error
         self._prune(final.name, best_step)
         return final
@@ -202,8 +204,8 @@ class Checkpoints:
                 self.say(f"the best checkpoint is lost: {damage}{note}. The best is now {name}, {score}")
                 return best
         self.say(
-            f"the best checkpoint is lost: {damage}{note}. No other was evaluated: the next evaluation sets the best, and "
-            f"until then evaluate, predict and export use the newest"
+            f"the best checkpoint is lost: {damage}{note}. No other was evaluated: the next evaluation sets the best, "
+            f"and until then evaluate, predict and export use the newest"
         )
         return TrainProgress()
 
@@ -216,7 +218,7 @@ class Checkpoints:
                 score = float(progress.scores[headline])
                 losses = [float(progress.scores[loss]) for loss in VAL_LOSSES if loss in progress.scores]
                 if progress.scored_step == progress.step and not math.isnan(score):
-                    found.append(((-score, *(losses or [0.0])[:1], progress.step), progress))
+                    found.append(((-score, (losses or [0.0])[0], progress.step), progress))
         return [progress for _, progress in sorted(found, key=lambda each: each[0])]
 
     def _move_aside(self, path: Path, error: BadCheckpoint) -> None:
@@ -295,7 +297,7 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 def read_of_run(run: Path, which: str) -> tuple[Path, Tensors, dict[str, Any]]:
-    """Find and read the checkpoint of a run that `which` names. Where it is damaged, the error names one that is not."""
+    """Find and read the checkpoint of a run that `which` names; if it is damaged, the error names one that is not."""
     path = find(run, which)
     try:
         return path, *read(path)

@@ -147,7 +147,7 @@ class Saver:
         progress.best_score, progress.best_step = json.loads(told)
 
     def _replace_best_scores(self, best: TrainProgress) -> None:
-        """Let scores-best.json belong to the checkpoint that `best` names; tables are kept of the last evaluation only."""
+        """Let scores-best.json belong to the checkpoint that `best` names; older tables are lost."""
         folder = self.log.folder
         if best.scored_step < 0:
             (folder.path / BEST_SCORES).unlink(missing_ok=True)

@@ -42,7 +42,7 @@ def test_a_killed_rank_leads_to_a_restart_and_equal_weights(ranks, whole: Path, 
 
 
 def test_ranks_forget_a_damaged_best_checkpoint_together(ranks, tmp_path: Path):
-    """Only rank 0 looks at it. A rank that kept its score, which nothing beats, would miss the save of the next best."""
+    """Only rank 0 looks at it. A rank that kept its score, which nothing beats, would miss the next best one's save."""
     out = tmp_path / "run"
     said = ranks.run_warm(out, 2, "--run.keep=1", FAULT="term@1:13")
     assert ranks.ended(out)["code"] == 143, said

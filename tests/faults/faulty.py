@@ -38,7 +38,12 @@ SIGNALS |= {"hup": signal.SIGHUP, "segv": signal.SIGSEGV}
 CLOCKS = {"back": -86400, "ahead": 2 * 86400}  # seconds that the clock of the machine jumps by
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 # Numbers of system calls: those of x86, then those of ARM.
-CALLS = {"rename": ((82, 264, 316), (38, 276)), "fsync": ((74,), (82,)), "open": ((257,), (56,)), "write": ((1,), (64,))}
+CALLS = {
+    "rename": ((82, 264, 316), (38, 276)),
+    "fsync": ((74,), (82,)),
+    "open": ((257,), (56,)),
+    "write": ((1,), (64,)),
+}
 SECCOMP = 317, 277
 counts: Counter[str] = Counter()
 

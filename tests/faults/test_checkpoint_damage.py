@@ -380,7 +380,9 @@ def test_a_damaged_best_one_gives_its_place_to_the_best_that_is_left(sightline, 
     ended = sightline.run(out, *LONGER, progress="plain")
     assert ended.code == 0, ended
     best = max(left, key=lambda name: score_of(out, name))
-    told = f"{lost}/model.safetensors is damaged: its sha256 is not the one in manifest.json; moved to {lost}.corrupt. The"
+    told = (
+        f"{lost}/model.safetensors is damaged: its sha256 is not the one in manifest.json; moved to {lost}.corrupt. The"
+    )
     assert f"{told} best is now {best}, top1 {score_of(out, best)[0]:.4f}" in ended.warnings
     assert "warning: the best checkpoint is lost" in ended.stdout
     if score_of(out, "ckpt-00000040") <= score_of(out, best):

@@ -64,7 +64,7 @@ def test_a_small_disk_that_fills_up_in_mid_run_resumes_to_equal_bits_once_there_
     mount = f"mount -t tmpfs -o size=8m none {disk}"
     if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("this system lets a user mount no disk of its own")
-    flags = f"--run.device cpu --run.workers 0 --run.threads 1 --run.no-save-in-background --run.report off "
+    flags = "--run.device cpu --run.workers 0 --run.threads 1 --run.no-save-in-background --run.report off "
     flags += f"--run.out {disk}/run {' '.join(OFTEN)}"
     train = f"{sys.executable} -m sightline train {FAULTY} {flags}"
     script = f"""

@@ -69,7 +69,9 @@ def test_a_finished_run_that_cannot_say_so_is_exit_7(sightline, reference, tmp_p
     os.kill(started.pid, signal.SIGCONT)
     ended = started.wait()
     assert ended.code == 7, ended
-    said = f"training is done and its checkpoints are saved, but {out / 'exit.json'} could not be written: Is a directory"
+    said = (
+        f"training is done and its checkpoints are saved, but {out / 'exit.json'} could not be written: Is a directory"
+    )
     assert said in ended.stderr and "Traceback" not in ended.stderr
     assert ended.bits == reference().bits
     (out / "exit.json").rmdir()
@@ -96,7 +98,13 @@ def test_a_rename_that_the_file_server_has_done_is_not_an_error(tmp_path, monkey
         save(tmp_path, step)
     replace_text(tmp_path / "other", "text", durable=True)
     assert (tmp_path / "other").read_text() == "text"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "ckpt-00000002", "ckpt-00000003", "latest", "other"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "best",
+        "ckpt-00000002",
+        "ckpt-00000003",
+        "latest",
+        "other",
+    ]
     assert (tmp_path / "latest").read_text() == (tmp_path / "best").read_text() == "ckpt-00000003\n"
     assert bool((Checkpoints(tmp_path, 2, pytest.fail).newest()[0]["model"]["w"] == 3.0).all())
 

@@ -14,6 +14,15 @@ FILES = {".lock", "log.jsonl", "exit.json"}
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 
 
+def start_ranks(out: Path, code: int = 2, told: int = 2) -> None:
+    """Write what two ranks write that are refused, or fail otherwise; their starter hears only the exit code."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (".lock", "log.jsonl", "rank_1.log"):
+        (out / name).write_text("")
+    (out / "exit.json").write_text(json.dumps({"code": told, "reason": "no data"}))
+    raise RankFailed(code, f"rank 0 of 2 ended with exit code {code}")
+
+
 def start(out: Path, *more: str, told: str | None = "no data") -> None:
     """Write what a start writes before it can be refused, and `more`; then refuse it."""
     (out / "checkpoints").mkdir(parents=True)
@@ -101,16 +110,13 @@ def test_a_killed_run_is_not_marked_as_failed(tmp_path: Path, was_at_work: bool)
 
 @pytest.mark.parametrize("ended", [None, 143])
 def test_ranks_of_one_host_leave_the_state_of_a_run_too(tmp_path: Path, ended: int | None):
-    """The starter knows only their exit code."""
     out = tmp_path / "run"
     out.mkdir()
     (out / "config.yaml").write_text("recipe: r")
     if ended:
         (out / "exit.json").write_text(json.dumps({"code": ended, "reason": "before"}))
     with pytest.raises(RankFailed), as_before(out):
-        with pytest.raises(UsageError):
-            start(out, "rank_1.log")
-        raise RankFailed(2, "rank 0 of 2 ended with exit code 2")
+        start_ranks(out)
     if ended:
         assert json.loads((out / "exit.json").read_text())["code"] == ended
     else:
@@ -121,15 +127,12 @@ def test_ranks_of_one_host_leave_the_state_of_a_run_too(tmp_path: Path, ended: i
 def test_ranks_that_failed_otherwise_are_recorded(tmp_path: Path, code: int, told: int):
     (tmp_path / "run").mkdir()
     with pytest.raises(RankFailed), as_before(tmp_path / "run"):
-        (tmp_path / "run" / "exit.json").write_text(json.dumps({"code": told, "reason": "lost"}))
-        raise RankFailed(code, "rank 1 of 2 ended")
+        start_ranks(tmp_path / "run", code, told)
     assert json.loads((tmp_path / "run" / "exit.json").read_text())["code"] == told
 
 
 def test_a_first_start_of_ranks_that_is_refused_leaves_no_folder(tmp_path: Path):
     out = tmp_path / "a" / "run"
     with pytest.raises(RankFailed), as_before(out):
-        with pytest.raises(UsageError):
-            start(out, "rank_1.log")
-        raise RankFailed(2, "rank 0 of 2 ended with exit code 2")
+        start_ranks(out)
     assert list(tmp_path.iterdir()) == []
