@@ -90,12 +90,11 @@ def test_an_error_in_the_background_is_one_of_a_following_step(tmp_path, monkeyp
 
 def stop_while_a_save_fails(monkeypatch, failures: int) -> None:
     """The second save brings SIGTERM and fails when the last one waits for it; of those after it some may fail too."""
-    saves, is_last = count(1), threading.Event()
+    asked, writes, is_last = count(1), count(1), threading.Event()
 
     def write(self, step, *rest, call=Checkpoints.save, **options):
-        number = next(saves)
+        number = next(writes)
         if number == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
             assert is_last.wait(60), "the run does not stop"
         if 2 <= number < 2 + failures:
             raise OSError(errno.EIO, f"the disk is broken in save {number}")
@@ -105,6 +104,8 @@ def stop_while_a_save_fails(monkeypatch, failures: int) -> None:
         if must_succeed:
             is_last.set()
         call(self, must_succeed)
+        if next(asked) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Checkpoints, "save", write)
     monkeypatch.setattr(Saver, "save", save)
