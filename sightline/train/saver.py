@@ -74,6 +74,7 @@ class Saver:
         self.epochs_before = 0  # planned by the run that is resumed
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
         self._pending: Future[Saved] | None = None
+        self._best_is_unsure = False  # until settle_best; alike on all ranks
         self._damage: Future[BadCheckpoint | None] | None = None  # of the best checkpoint
         self._copies = HostCopies(state.device)
         if world.is_main:
@@ -126,6 +127,7 @@ class Saver:
 
     def _look_at_best(self, loaded: Path) -> None:
         """Start to compare the best checkpoint with its checksums, which takes a second per GB, on rank 0."""
+        self._best_is_unsure = True
         if self.world.is_main:
             best_step = self.state.progress.best_step
             self._damage = self._writer.submit(self.checkpoints.damage_of_best, best_step, loaded)
@@ -133,6 +135,9 @@ class Saver:
     def settle_best(self) -> None:
         """Let another checkpoint be the best if that one is damaged, on all ranks alike: a score that later ones must
         beat belongs to weights that exist. Call it once after `resume`, before the first evaluation."""
+        if not self._best_is_unsure:
+            return
+        self._best_is_unsure = False
         progress, found = self.state.progress, (self.state.progress.best_score, self.state.progress.best_step)
         damage = self._damage.result() if self._damage else None
         self._damage = None
