@@ -111,6 +111,10 @@ class EventLog:
         with self.folder.may_lack_room(self._rank_log):
             faulthandler.dump_traceback(self._open_rank_file(), all_threads=True)
 
+    def open_rank_log(self) -> None:
+        """Open rank_N.log; raise OSError where it cannot be written."""
+        self._open_rank_file()
+
     def _open_rank_file(self) -> IO[str]:
         if self._rank_file is None:
             self._rank_log.parent.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host

@@ -55,8 +55,8 @@ class RunLog:
             return
         if self.events.has_rank_log:
             with self.folder.must_be_writable(rank_logs):
-                start = f"rank {rank}, pid {os.getpid()} on {platform.node()}, restart {attempt.restarts}"
-                self.events.note(start)
+                self.events.open_rank_log()
+            self.events.note(f"rank {rank}, pid {os.getpid()} on {platform.node()}, restart {attempt.restarts}")
         if self.folder.is_main:
             self.folder.claim()
 
