@@ -235,8 +235,8 @@ ACTIONS: dict[str, Callable[[Model, Device], Any]] = {
     "m._apply(lambda t: t.clone())": lambda m, d: m._apply(lambda t: t.clone()),
     "m._apply(lambda t: t.cpu())": lambda m, d: m._apply(lambda t: t.cpu()),
     "m._apply(lambda t: t.cuda())": lambda m, d: m._apply(lambda t: d.cuda(t)),
-    "m.to_empty(device='cpu')": lambda m, d: m.to_empty(device="cpu"),
-    "m.to_empty(device='cuda')": lambda m, d: m.to_empty(device=d.kind),
+    "m.to_empty(device='cpu')": lambda m, d: _filled(m.to_empty(device="cpu")),
+    "m.to_empty(device='cuda')": lambda m, d: _filled(m.to_empty(device=d.kind)),
     "copy.deepcopy(m)": lambda m, d: copy.deepcopy(m),
     "copy.deepcopy(m).cpu()": lambda m, d: copy.deepcopy(m).cpu(),
     "m.load_state_dict(host)": lambda m, d: _loaded(m, Model().state_dict()),
@@ -244,6 +244,15 @@ ACTIONS: dict[str, Callable[[Model, Device], Any]] = {
     "m.load_state_dict(host, assign=True)": lambda m, d: _loaded(m, Model().state_dict(), assign=True),
     "m.requires_grad_(False).cpu()": lambda m, d: m.requires_grad_(False).cpu(),
 }
+
+
+def _filled(model: Model) -> Model:
+    """Fill memory that nothing was written to, which may hold NaN: that never compares equal."""
+    with torch.no_grad():
+        grads = [value.grad for value in model.parameters() if value.grad is not None]
+        for value in (*model.parameters(), *model.buffers(), *grads):
+            value.fill_(1)
+    return model
 
 
 def _loaded(model: Model, state: Any, **options: Any) -> Model:
