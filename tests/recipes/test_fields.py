@@ -85,6 +85,8 @@ def event_files(result) -> Any:
 def board_steps(result) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    if not event_files(result):
+        return []
     board = EventAccumulator(str(result.folder / "tensorboard"))
     board.Reload()
     return [event.step for event in board.Scalars("train/loss")]
