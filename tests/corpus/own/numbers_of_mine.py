@@ -1,0 +1,3 @@
+"""Numbers that imports.py takes from here."""
+
+WIDTH = 8
