@@ -1,8 +1,10 @@
 # Everything is installed into .venv, nothing into the system's Python.
-# Overridable: PYTHON=python3.12  TEST_JOBS=4  PYTEST_ARGS="-k resume -x"  PIP_ARGS="--no-cache-dir"
+# Overridable: PYTHON=python3.12  TEST_JOBS=4  PYTEST_ARGS="-k resume -x"  PIP_ARGS="--no-cache-dir"  N=50  SEED=2
 PYTHON ?= python3
 TEST_JOBS ?= 2
 PYTEST_ARGS ?=
+N ?= 200
+SEED ?= 1
 PIP_ARGS ?=
 
 VENV := .venv
@@ -14,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint audit clean
+.PHONY: help demo test test-all lint mutants audit clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -39,6 +41,9 @@ lint: $(VENV)/.dev ## style, formatting, types and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layout.py
+
+mutants: $(VENV)/.dev ## draw N small bugs at random and count how many the tests notice (N=200 SEED=1; about an hour)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/random_mutants.py --number $(N) --seed $(SEED) --jobs $(TEST_JOBS)
 
 audit: $(VENV)/.dev ## licences of all dependencies; known vulnerabilities where pip-audit and a network are there
 	$(BIN)/python .ci/audit.py
