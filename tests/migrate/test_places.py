@@ -60,7 +60,7 @@ def test_move_to_the_device_of_another_tensor_copies_what_is_known_to_be_elsewhe
     assert torch.equal(norm.running_mean, kept)
     assert norm.to(x.device).running_mean is kept and norm.to((x * 2).device).running_mean is kept
     host, buffer = torch.zeros(3), numpy.zeros(3, numpy.float32)
-    for there in (host.to(x.device), host.to(x), host.type_as(x), torch.from_numpy(buffer).to(norm.weight.device)):
+    for there in (host.to(x.device), host.to(x), host.to(tensor=x), host.type_as(x), torch.from_numpy(buffer).to(norm.weight.device)):
         there.add_(1)
     assert host.tolist() == buffer.tolist() == [0, 0, 0]
     assert torch.zeros(3, device=x.device).cuda(0).device == x.device
@@ -157,3 +157,16 @@ def test_what_torch_copies_to_the_host_for_a_script_stays(on_cpu: Start):
             tensor.add_(1)
     assert {name: value.tolist() for name, value in saved.items()} == before
     assert packed.cpu().cpu().data.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("claim", [False, True])
+def test_state_of_an_optimizer_that_was_saved_on_the_host_stays(claim: bool, on_cpu: Start):
+    """The optimizer moves it to the device of the parameter, which torch itself reads."""
+    on_cpu(claim=claim)
+    weight = torch.nn.Parameter(torch.ones(2).cuda())
+    optimizer, other = (torch.optim.SGD([weight], 0.1, momentum=0.5) for _ in range(2))
+    saved = torch.ones(2)
+    optimizer.load_state_dict({**other.state_dict(), "state": {0: {"momentum_buffer": saved}}})
+    weight.sum().backward()
+    optimizer.step()
+    assert saved.tolist() == [1, 1] and optimizer.state[weight]["momentum_buffer"].tolist() == [1.5, 1.5]

@@ -116,8 +116,8 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
                     args = (there, *args[1:])
                 else:
                     kwargs["device"] = there
-        elif is_cpu and (isinstance(device, torch.Tensor) or "other" in kwargs) and not is_dynamo_compiling():
-            place = places.place_of(kwargs.get("other", device))
+        elif is_cpu and (isinstance(device, torch.Tensor) or "tensor" in kwargs) and not is_dynamo_compiling():
+            place = places.place_of(kwargs.get("tensor", device))
         moved = original(self, *args, **kwargs)
         if place is None:
             return moved
@@ -500,13 +500,18 @@ def _shows(what: Callable[[Any, int], Any], real: Callable[[Any], torch.device],
 
 def _make_device(rule: Rule, original: Any, session: Session) -> Any:
     """Show cuda where the target can be told apart; on cpu return an object that tells `.to()` the tensor's place."""
-    if session.shows_cuda:
-        shown = places.device_of if session.target.is_cpu else _cuda_device
-        return _shows(shown, _place_of_tensor)(rule, original, session)
+    if not session.target.is_cpu:
+        return _shows(_cuda_device, _place_of_tensor)(rule, original, session)
+    index_of = _shown(session, _place_of_tensor) if session.options.claim else None
 
     def device(self: Any) -> torch.device:
         real = _place_of_tensor(self)
-        return places.device_of(self) if real == CPU else real
+        if real != CPU:
+            return real
+        index = None if index_of is None else index_of(self)
+        if index is not None:
+            record.hit(rule)
+        return places.device_of(self, index)
 
     return property(device, doc=original.__doc__)
 
