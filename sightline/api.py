@@ -387,10 +387,11 @@ def _opened(
         raise UsageError(f"runs are {', '.join(kinds) or 'none'}; name one or several folders, e.g. runs/resnet50")
     named = [Path(each) for each in given]
     members: list[Trained] = []
-    for path in (each for name in named for each in folds.runs_of(name)):
-        if path.is_file():
-            members.append(open_exported(path, which, flags, recipe_file, trust))
-        else:
+    for name in named:
+        if name.is_file():
+            members.append(open_exported(name, which, flags, recipe_file, trust))
+            continue
+        for path in folds.runs_of(name):  # run folders alone: who trusts a file has named it
             members.append(open_trained(path, which, flags, recipe_file, command))
     if len(members) == 1:
         return members[0]

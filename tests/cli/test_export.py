@@ -304,6 +304,19 @@ def test_a_pt2_of_anyone_predicts_only_with_trust(
     assert found.label == findings(tmp_path / "a")[0]["found"][0]["class"]
 
 
+@pytest.mark.parametrize("kind", ["pt2", "onnx"])
+def test_the_folder_of_all_folds_names_no_exported_file(
+    kind: str, classifier: Path, archive: Path, shapes: Path, tmp_path: Path, sightline
+):
+    """With --trust for one's own file, folds.json of a stranger must not add another."""
+    (tmp_path / "set").mkdir()
+    strange = shutil.copy(archive if kind == "pt2" else classifier / "model.onnx", tmp_path / "set" / f"fold-0.{kind}")
+    (tmp_path / "set" / "folds.json").write_text(json.dumps({"folds": [{"folder": f"fold-0.{kind}"}]}))
+    words = ["predict", archive, next(shapes.glob("val/*/*.jpg")), tmp_path / "set"]
+    said = sightline(*words, "--out", tmp_path / "out", "--no-draw", "--trust", *HERE)
+    assert said.code == 4 and f"{strange} is neither a run folder nor a checkpoint" in said.err, said
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("place", ["first", "--with", "input"])
 def test_the_code_of_a_hostile_pt2_never_runs(
