@@ -170,3 +170,19 @@ def test_state_of_an_optimizer_that_was_saved_on_the_host_stays(claim: bool, on_
     weight.sum().backward()
     optimizer.step()
     assert saved.tolist() == [1, 1] and optimizer.state[weight]["momentum_buffer"].tolist() == [1.5, 1.5]
+
+
+@pytest.mark.parametrize("back", ["cuda", "device of a tensor"])
+def test_computed_buffers_move_with_their_module(back: str, on_cpu: Start):
+    """As in a codebook that is averaged: `self.mean = self.mean * 0.9 + new`, a result, which carries no mark."""
+    on_cpu()
+    place: Any = "cuda" if back == "cuda" else torch.ones(1).cuda().device
+    net = torch.nn.BatchNorm1d(2)
+    for move in (lambda: net.to(place), lambda: net.cpu(), lambda: net.to(place), lambda: net.to("cpu")):
+        net.running_mean = net.running_mean * 0 + 1  # type: ignore[assignment, operator]
+        left = net.running_mean
+        move()
+        net.running_mean.add_(1)
+        assert left.tolist() == [1, 1]
+        kept = move().running_mean
+        assert kept.data_ptr() == net.running_mean.data_ptr()

@@ -323,7 +323,7 @@ def _make_module_cpu(rule: Rule, original: Any, session: Session) -> Any:
     def cpu(self: Any) -> Any:
         if is_dynamo_compiling():
             return original(self)
-        if _is_on_device(self):
+        if _is_away_from(self, places.HOST):
             record.hit(rule)
         return _place_module(self, places.HOST, is_named=False)
 
@@ -363,7 +363,7 @@ def _make_module_to(rule: Rule, original: Any, session: Session) -> Any:
                 record.hit(rule, args, kwargs)
         if is_placed:
             place, is_named = places.asked(device, there is not device)
-            if there is device and place == places.HOST and _is_on_device(self):
+            if there is device and place == places.HOST and _is_away_from(self, place):
                 record.hit(rule, args, kwargs, COPIED)
             _place_module(self, place, is_named and place == places.DEVICE)
             if dtype is None and len(args) + len(kwargs) == 1:
@@ -419,11 +419,14 @@ def _make_module_apply(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _place_module(module: Any, place: str | None, is_named: bool = True) -> Any:
+    """Move a module; a buffer that it computed, of which nothing is known, is where its other tensors are."""
+    is_named = is_named or (place is not None and _is_away_from(module, place))
     return module._apply(lambda tensor: places.move(tensor, MOVE(tensor, places.ANYWHERE), place, is_named))
 
 
-def _is_on_device(module: Any) -> bool:
-    return any(places.place_of(tensor) == places.DEVICE for tensor in (*module.parameters(), *module.buffers()))
+def _is_away_from(module: Any, place: str) -> bool:
+    other = places.HOST if place == places.DEVICE else places.DEVICE
+    return any(places.place_of(tensor) == other for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _make_deepcopy(rule: Rule, original: Any, session: Session) -> Any:
