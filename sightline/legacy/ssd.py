@@ -238,7 +238,7 @@ FLAGS = (
         Field(
             "--run.log-every-steps",
             OURS,
-            effect="fewer if --save_summary_steps N is given and not a multiple of it",
+            effect="more lines if --save_summary_steps N is given and not a multiple of it",
             make=lambda given: log_lines(given, "log_step_count_steps"),
         ),
         least=1,

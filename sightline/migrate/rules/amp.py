@@ -146,7 +146,10 @@ def _make_scaler(rule: Rule, original: Any, session: Session) -> Any:
             args, kwargs = args[:4], kwargs | {"enabled": False}
             if is_asked and not printed:
                 printed.append(True)
-                record.say("GradScaler is off: with --fp16-to-bf16 there is no float16 that needs loss scaling")
+                record.say(
+                    "GradScaler is off: with --fp16-to-bf16 there is no float16 that needs loss scaling. A script that "
+                    'reads its state, e.g. state_dict()["scale"], needs --float32 instead'
+                )
         original(self, name, *args, **kwargs)
 
     return __init__
