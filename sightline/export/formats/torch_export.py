@@ -75,7 +75,7 @@ def load(path: Path, served: Served | None = None, trust: bool = False) -> Runs:
     """Open a file for running, if this process wrote these bytes or the user trusts them."""
     import torchvision  # noqa: F401  # registers its nms
 
-    content = path.read_bytes()  # read once: nobody can exchange the file after it was checked
+    content = path.read_bytes()  # read once: what is loaded below are the bytes whose sha256 is compared here
     if not trust and hashlib.sha256(content).hexdigest() not in _written:
         raise not_trusted(path)
     try:
