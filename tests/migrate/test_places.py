@@ -64,6 +64,8 @@ def test_move_to_the_device_of_another_tensor_copies_what_is_known_to_be_elsewhe
         there.add_(1)
     assert host.tolist() == buffer.tolist() == [0, 0, 0]
     assert torch.zeros(3, device=x.device).cuda(0).device == x.device
+    for there in (torch.nn.Linear(2, 2).to(x), torch.nn.Linear(2, 2).to(tensor=x)):
+        assert there.weight.cuda() is there.weight
     back = norm.weight.detach().to(host.device)
     norm.weight.data.add_(1)
     assert back.tolist() == [1, 1, 1]

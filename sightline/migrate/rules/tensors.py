@@ -350,6 +350,8 @@ def _make_module_to(rule: Rule, original: Any, session: Session) -> Any:
     convert, conversions = convert_of(session), Conversions(rule)
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_cpu and "tensor" in kwargs:
+            args = (kwargs.pop("tensor"), *args)
         device, dtype = args[0] if args else kwargs.get("device"), dtype_of(args, kwargs)
         if is_cpu and isinstance(device, torch.Tensor):  # its device and dtype
             args, dtype = (device.device, device.dtype, *args[1:]), device.dtype
