@@ -60,7 +60,8 @@ def test_move_to_the_device_of_another_tensor_copies_what_is_known_to_be_elsewhe
     assert torch.equal(norm.running_mean, kept)
     assert norm.to(x.device).running_mean is kept and norm.to((x * 2).device).running_mean is kept
     host, buffer = torch.zeros(3), numpy.zeros(3, numpy.float32)
-    for there in (host.to(x.device), host.to(x), host.to(tensor=x), host.type_as(x), torch.from_numpy(buffer).to(norm.weight.device)):
+    ways = host.to(x.device), host.to(x), host.to(tensor=x), host.type_as(x)
+    for there in (*ways, torch.from_numpy(buffer).to(norm.weight.device)):
         there.add_(1)
     assert host.tolist() == buffer.tolist() == [0, 0, 0]
     assert torch.zeros(3, device=x.device).cuda(0).device == x.device
