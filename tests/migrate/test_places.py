@@ -189,3 +189,12 @@ def test_computed_buffers_move_with_their_module(back: str, on_cpu: Start):
         assert left.tolist() == [1, 1]
         kept = move().running_mean
         assert kept.data_ptr() == net.running_mean.data_ptr()
+
+
+def test_a_copied_device_tells_the_place_of_its_tensor(on_cpu: Start):
+    """A model that keeps `self.device = next(self.parameters()).device` is copied for an average of its weights."""
+    on_cpu()
+    weight, host = torch.ones(2).cuda(), torch.ones(2)
+    device = copy.deepcopy({"device": weight.device})["device"]
+    assert weight.to(device) is weight and host.to(device).add_(1).tolist() == [2, 2]
+    assert host.tolist() == [1, 1]

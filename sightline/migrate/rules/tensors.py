@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +68,14 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
-    """Let parameters of lazy modules be moved: they know the methods of torch that need no data by identity."""
+    """Let parameters of lazy modules be moved: they know the methods of torch that need no data by identity. On target
+    cpu let a device copy to itself, as other immutable values do: a copied model must know its place."""
     lazy = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
     moves = [torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.half]
     session.undo.set(lazy, "_allowed_methods", [*lazy._allowed_methods, *moves])
+    if session.target.is_cpu:
+        by_type: Any = copy._deepcopy_dispatch  # type: ignore[attr-defined]
+        session.undo.set_item(by_type, torch.device, lambda device, memo: device)
 
 
 COPY_THERE = "the copy is where the original is"
