@@ -69,14 +69,16 @@ def _of_part(part: str, flags: Sequence[str]) -> dict[str, str]:
 
 def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str], run: Path) -> Found:
     """Take a batch that leaves two steps in an epoch where the recipe's own leaves one or none, and scale a rate that
-    was meant for it. A run that started with one step in an epoch keeps it. `typed` are flags and values of a config
-    file, by "part.field"."""
+    was meant for it; where the last batch is padded, only if not one is full. A run that started with one step in an
+    epoch keeps it. `typed` are flags and values of a config file, by "part.field"."""
     own = {name: flag.default.strip("'") for name, flag in declared.items()} | dict(typed)
     batch = own.get("train.global_batch", "")
-    is_open = "train.global_batch" not in typed and batch.isdecimal() and own.get("train.last_batch") == "drop"
-    if not is_open or int(batch) < 2 or not found.steps or (steps := found.steps(int(batch))) >= 2:
+    enough = {"drop": 2, "pad": 1}.get(own.get("train.last_batch", ""), 0)
+    is_open = "train.global_batch" not in typed and batch.isdecimal()
+    if not is_open or int(batch) < 2 or not found.steps or (steps := found.steps(int(batch))) >= enough:
         return found
-    if steps and batch in (_batch_of(run), _batch_of(run / "fold-0")):
+    has_step = bool(steps) or enough == 1
+    if has_step and batch in (_batch_of(run), _batch_of(run / "fold-0")):
         return found
     powers = (1 << power for power in reversed(range((int(batch) - 1).bit_length())))
     smaller = next((each for each in powers if found.steps(each) >= 2), 0)

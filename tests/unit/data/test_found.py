@@ -86,10 +86,19 @@ def test_volumes_count_one_each_in_3d(flat: Path, tmp_path: Path):
 
 def test_a_batch_of_slices_stays_where_it_was_typed_or_cannot_help(flat: Path, tmp_path: Path):
     assert batch_of("demo_segmentation", flat, "--train.global-batch=16") == ""
-    assert batch_of("demo_segmentation", flat, "--train.last-batch=pad") == ""
+    assert batch_of("demo_segmentation", flat, "--train.last-batch=pad") == ""  # 24: one full batch and a padded one
     assert batch_of("demo_segmentation", flat, "--data.nvol=16") == ""  # a smaller batch has no room for them
-    assert batch_of("unet2d", flat, "--data.task=own") == ""  # pads its last batch
     assert batch_of("demo_segmentation", flat, "--data.folds=1") == ""
+
+
+def test_a_padded_batch_that_is_never_full_becomes_smaller(flat: Path, tmp_path: Path):
+    assert batch_of("unet2d", flat) == "8"  # 24 train: 3 steps, where one of 64 would repeat each twice
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("train:\n  global_batch: 64\n")
+    assert batch_of("unet2d", flat, f"--run.out={run}") == ""
+    assert batch_of("resnet50_mlperf", "synthetic:classes=2,samples=2047,size=8") == "512"
+    assert batch_of("resnet50_mlperf", "synthetic:classes=2,samples=2048,size=8") == ""  # its own batch, once
 
 
 @pytest.mark.parametrize("below", ["", "fold-0"])
