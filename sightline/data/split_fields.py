@@ -14,7 +14,7 @@ from sightline.data.sources import Images
 from sightline.data.sources.layouts import ALL, DESCRIPTION, SPLIT, kept_split
 from sightline.errors import UsageError
 from sightline.files.plain_yaml import to_text
-from sightline.parts import undecisive
+from sightline.parts import DataConfig, undecisive
 
 _CHOOSING = {"val_fraction", "split"}  # fields that choose the samples that validate
 
@@ -42,8 +42,16 @@ class SplitFields:
         return dataclasses.replace(self, split=kept_split(folder) or self.split)
 
     def whole(self, typed: Collection[str]) -> Self:
-        """Return these fields with all samples of data without a val split in it, unless one of them was typed."""
-        return self if not _CHOOSING.isdisjoint(typed) else dataclasses.replace(self, split=ALL)
+        """Return these fields with all samples of data without a val split in it, unless one of them was typed. Refuse
+        a typed `all` for data that have one: it would score that alone."""
+        if _CHOOSING.isdisjoint(typed):
+            return dataclasses.replace(self, split=ALL)
+        if self.split == ALL and isinstance(self, DataConfig) and SPLIT not in self.open("val", 0).kept:
+            path = getattr(self, "path", "")
+            raise UsageError(
+                f"--data.split {ALL}: {path} has a val split; give one part, e.g. --data.path {path}/train"
+            )
+        return self
 
 
 def kept_of(source: Images) -> dict[str, str]:

@@ -124,6 +124,11 @@ def test_a_typed_split_wins_over_the_one_that_a_run_keeps(sightline, drawn, bird
         assert f"on {expected} samples" in said.out and WARNING in said.out, said
 
 
+def test_all_of_data_with_a_val_split_is_refused(sightline, run, birds: Path):
+    said = sightline("evaluate", run, "--data.split=all", *HERE)
+    assert said.code == 2 and f"has a val split; give one part, e.g. --data.path {birds}/train" in said.err, said
+
+
 def test_all_images_cannot_validate_in_a_training(sightline, birds: Path, tmp_path: Path):
     flags = ["--data.path", birds / "train", "--run.out", tmp_path / "run", *SMALL, *SHORT]
     said = sightline("train", "demo_classification", "--data.split=all", *flags)
