@@ -162,7 +162,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 if found and line and not explained:
                     highest, validated = max(first_loss, line["loss"]), found.values.get("loss", 0.0)
                     if explained := young_statistics(state.model, progress.step, highest, validated):
-                        log.say(explained)
+                        log.warn(explained)
                 progress.epoch = epochs_done
                 over = _why_over(recipe, progress, epochs_done, length)
                 saver.save_epoch(bool(over))

@@ -276,7 +276,7 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path, monkey
     assert re.fullmatch(r"first step after [0-9.]+ s(, [0-9.]+ s of it for data)?: loss [0-9.]+", lines[2])
     assert re.fullmatch(r"epoch 1/1  loss [0-9.]+  top1 0\.\d{4} \(best so far\)  0:00:\d\d at [0-9,]+ img/s", lines[3])
     assert lines[4].startswith("  val  top5 0.")
-    assert lines.pop(5).startswith("the validation loss is this high because batch-norm statistics lag")  # 5 steps
+    assert lines.pop(5).startswith("warning: the validation loss is this high because batch-norm statistics lag")
     assert re.fullmatch(r"1 epoch is done; time to train 0:00:\d\d at [0-9,]+ img/s", lines[5])
     assert re.fullmatch(r"finished: best top1 0\.\d{4} at epoch 1", lines[6])
     assert lines[7] == f"results are in {out}; evaluate and predict use ckpt-00000005"
