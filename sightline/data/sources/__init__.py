@@ -249,5 +249,6 @@ _WITH_BOXES = (
     "--out DIR`, then DIR/detection)"
 )
 _VOLUMES = (
-    "a folder with plan.json as `sightline prepare decathlon --source DIR --out {}` writes it, or synthetic:samples=64"
+    "a folder with plan.json as `sightline prepare decathlon --source DIR --out PREPARED` writes it, or "
+    "synthetic:samples=64"
 )
