@@ -101,7 +101,7 @@ class EventLog:
     def note(self, text: str) -> None:
         """Append a line to rank_N.log."""
         with self.folder.may_lack_room(self._rank_log):
-            file = self._open_rank_file()
+            file = self.open_rank_file()
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(text)}\n")
             file.flush()
 
@@ -109,13 +109,10 @@ class EventLog:
         """Write the stacks of all threads to rank_N.log; rank 0 has such a file for this only."""
         self.note(f"{why}; the stacks of rank {self.folder.rank}, pid {os.getpid()} on {platform.node()}:")
         with self.folder.may_lack_room(self._rank_log):
-            faulthandler.dump_traceback(self._open_rank_file(), all_threads=True)
+            faulthandler.dump_traceback(self.open_rank_file(), all_threads=True)
 
-    def open_rank_log(self) -> None:
-        """Open rank_N.log; raise OSError where it cannot be written."""
-        self._open_rank_file()
-
-    def _open_rank_file(self) -> IO[str]:
+    def open_rank_file(self) -> IO[str]:
+        """Return rank_N.log, opened once; raise OSError where it cannot be written."""
         if self._rank_file is None:
             self._rank_log.parent.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
             self._rank_file = open_text(self._rank_log, "a")

@@ -55,7 +55,7 @@ class RunLog:
             return
         if self.events.has_rank_log:
             with self.folder.must_be_writable(rank_logs):
-                self.events.open_rank_log()
+                self.events.open_rank_file()
             self.events.note(f"rank {rank}, pid {os.getpid()} on {platform.node()}, restart {attempt.restarts}")
         if self.folder.is_main:
             self.folder.claim()

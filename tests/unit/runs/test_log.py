@@ -115,6 +115,20 @@ def test_bad_samples_are_listed_and_told(log: RunLog, folder: Path, capsys):
     assert "warning: sample skipped: ant/3.jpg: cannot be decoded\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_folder_for_logs_of_ranks_that_cannot_be_is_refused_with_its_flag(folder: Path, tmp_path: Path, rank: int):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"file/logs cannot be written: Not a directory; .*--run.rank-logs DIR"):
+        RunLog(folder, rank=rank, rank_logs=tmp_path / "file" / "logs")
+    assert not folder.exists()
+
+
+def test_a_rank_that_cannot_write_into_the_run_folder_names_run_out(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"file/run cannot be written: Not a directory; .*--run.out DIR"):
+        RunLog(tmp_path / "file" / "run", rank=1)
+
+
 def test_files_are_replaced_as_a_whole(log: RunLog, folder: Path):
     log.folder.write("config.yaml", "first, and longer")
     log.folder.write("config.yaml", "second")
