@@ -35,9 +35,10 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
     attempt = attempts.detect()
     attempt.obey(folder)
     here, device, _ = set_up(recipe, run)
+    # Before the folder is claimed: where the package is missing, the run stays as it was.
+    board = [TensorBoard(run.tensorboard_every_steps)] if run.tensorboard and here.is_main else []
     screen, rank_logs = Screen(run.progress, here.rank, run.rank_output), Path(run.rank_logs) if run.rank_logs else None
     log = RunLog(folder, screen, here.rank, attempt, has_report=report, rank_logs=rank_logs)
-    board = [TensorBoard(run.tensorboard_every_steps)] if run.tensorboard and here.is_main else []
     for logger in (*board, *loggers):
         log.add_logger(logger)
     code, reason = 1, "crashed"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torchvision
 import yaml
 
@@ -311,3 +312,15 @@ def test_exit_json_of_a_finished_run_survives_a_usage_error(sightline, shapes: P
     for wrong in (["--epochs=1"], ["--data", shapes, "--epochs=1", "--lr=0.7"], ["--data", shapes, "--epohcs=1"]):
         assert sightline(*command, *wrong).code == 2
         assert (out / "exit.json").read_bytes() == before
+
+
+def test_tensorboard_that_is_not_installed_leaves_a_run_as_it_was(sightline, shapes: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.delattr(torch.utils, "tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    command = ["train", NAME, *SMALL, "--workers=0", "--device=cpu", "--batch-size=40", "--data", shapes, "--epochs=1"]
+    said = sightline(*command, "--out", tmp_path / "a" / "run", "--run.tensorboard")
+    assert said.code == 2 and "needs the package tensorboard" in said.err and list(tmp_path.iterdir()) == [], said
+    assert sightline(*command, "--out", tmp_path / "run").code == 0
+    before = (tmp_path / "run" / "exit.json").read_bytes()
+    assert sightline(*command, "--out", tmp_path / "run", "--run.tensorboard").code == 2
+    assert (tmp_path / "run" / "exit.json").read_bytes() == before
