@@ -23,7 +23,7 @@ from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.workers import LEFT_OVER, PACKED
-from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
+from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread, wrong_classes
 from sightline.data.sources.named_files import FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
@@ -118,10 +118,7 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
             raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
         source = open_source(self.source, self.path, split, self._options)
         if self.classes and self.classes != len(source.classes):
-            raise BadData(
-                f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "
-                f"give the right --data.path or --data.classes {len(source.classes)}"
-            )
+            raise wrong_classes(self.path, len(source.classes), self.classes)
         if source.missing and self.on_bad_sample == "fail":
             raise BadData(
                 f"{len(source.missing)} of the {len(source)} {split} images that {self.path} lists do not exist, e.g. "

@@ -27,7 +27,7 @@ from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.static import StaticDataset
 from sightline.data.loading.workers import LEFT_OVER, PACKED
-from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes, spread
+from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes, spread, wrong_classes
 from sightline.data.sources.named_files import BoxFilesSource
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
@@ -114,10 +114,7 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
                 f"max_bad_samples={self.max_bad_samples}; add them, or raise --data.max-bad-samples"
             )
         if self.classes and self.classes != len(source.classes):
-            raise BadData(
-                f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "
-                f"give the right --data.path or --data.classes {len(source.classes)}"
-            )
+            raise wrong_classes(self.path, len(source.classes), self.classes)
         if source.most_objects > self.max_boxes:
             raise BadData(
                 f"a {split} image of {self.path} has {source.most_objects} boxes, more than max_boxes="

@@ -87,6 +87,17 @@ def test_a_dataset_with_splits_is_scored_on_its_val_split(sightline, run, birds:
         assert f"on {len(files_in(birds / 'val'))} samples" in said.out and WARNING not in said.out, said
 
 
+def test_a_test_set_that_lacks_a_class_is_scored_with_a_description(sightline, run, birds: Path, tmp_path: Path):
+    shutil.copytree(birds / "test", tmp_path / "test")
+    shutil.rmtree(next((tmp_path / "test").iterdir()))
+    said = sightline("evaluate", run, "--data.path", tmp_path / "test", *HERE)
+    assert said.code == 3 and f"has {CLASSES - 1} classes, the recipe declares {CLASSES}" in said.err, said
+    assert "see docs/data.md, Scores on other data" in said.err, said
+    (tmp_path / "test.yaml").write_text(f"kind: folder\ntrain: {birds / 'train'}\nval: test\n")
+    said = sightline("evaluate", run, "--data.path", tmp_path / "test.yaml", *HERE)
+    assert said.code == 0 and f"on {len(files_in(tmp_path / 'test'))} samples" in said.out, said
+
+
 @pytest.mark.parametrize("typed", ["--data.val-fraction=0.4", "--data.val-fraction=0.2"])
 def test_a_typed_fraction_is_drawn(sightline, run, birds: Path, typed: str):
     said = sightline("evaluate", run, "--data.path", birds / "test", typed, *HERE)

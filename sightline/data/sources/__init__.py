@@ -22,7 +22,7 @@ import numpy as np
 
 from sightline.data import listed
 from sightline.data.sources.layouts import Layout, contents, is_description, read_description, subfolders
-from sightline.errors import UsageError
+from sightline.errors import BadData, UsageError
 from sightline.parts import DataSpec, Split
 
 if TYPE_CHECKING:
@@ -145,6 +145,14 @@ class VolumeSource(ABC):
 def spread(count: int, most: int) -> list[int]:
     """Return at most `most` indices of so many samples, evenly from the first to the last."""
     return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(int)).tolist()
+
+
+def wrong_classes(path: str, found: int, declared: int) -> BadData:
+    """Return the error of data that have another number of classes than was declared, or than a run was trained on."""
+    return BadData(
+        f"{path} has {found} classes, the recipe declares {declared}; give the right --data.path, or --data.classes "
+        f"{found} to train on these. To score a test set that lacks some classes see docs/data.md, Scores on other data"
+    )
 
 
 def kinds(opener: str = "open_source") -> list[str]:
