@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from sightline import config
 from sightline.config import Recipe, Run
+from sightline.data.contents import Contents
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.errors import BadCheckpoint, BadData, SightlineError, UsageError, first_of
@@ -162,7 +163,10 @@ def _own_or_whole(data: DataConfig, typed: Collection[str], seed: int, stored: d
     if whole == data or here == there or os.path.realpath(here) == os.path.realpath(there):
         return data
     with contextlib.suppress(SightlineError):  # what is wrong is said when they are opened again
-        if data.open("val", seed).fingerprint == stored.get("fingerprints", {}).get("val"):
+        val = data.open("val", seed)
+        has_names = val.fingerprint == stored.get("fingerprints", {}).get("val")
+        # Files without compression have one size, so that other data may have the same names and sizes.
+        if has_names and not Contents({"val": val}, data.fingerprint).changed(stored.get("contents", {}), lambda: None):
             return data  # those of the run, in another place
     return whole
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageOps
 
 from sightline import api, cli
 
@@ -121,6 +122,21 @@ def test_other_images_of_the_same_names_are_not_taken_for_the_drawn_split(sightl
     assert {str(file.relative_to(birds / "test")) for file in files} & set(kept)
     said = sightline("evaluate", drawn, "--data.path", birds / "test", *HERE)
     assert f"on {len(files)} samples" in said.out and WARNING in said.out, said
+
+
+def test_other_images_of_the_same_names_and_sizes_are_scored_whole(sightline, birds: Path, tmp_path: Path):
+    files = files_in(birds / "train")
+    for file in files:
+        for place, turned in (("train", False), ("other", True)):  # .bmp: as many bytes for any pixels
+            target = tmp_path / place / file.parent.name / f"{file.stem}.bmp"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            image = Image.open(file).convert("RGB").resize((24, 24))
+            (ImageOps.flip(image) if turned else image).save(target)
+    run = trained(tmp_path / "train", tmp_path / "run")
+    shutil.copytree(tmp_path / "train", tmp_path / "moved")
+    for place, expected in (("moved", CLASSES), ("other", len(files))):
+        said = sightline("evaluate", run, "--data.path", tmp_path / place, *HERE)
+        assert f"on {expected} samples" in said.out and (WARNING in said.out) == (place == "other"), said
 
 
 def test_a_typed_split_wins_over_the_one_that_a_run_keeps(sightline, drawn, birds: Path, tmp_path: Path):
