@@ -198,7 +198,7 @@ class Evaluation:
             self.world,
             lambda done, total: self.log.evaluating(done, total, done, total),
         )
-        self.log.scores(scores, file, **where)
+        self.log.scores(scores, file, **where, data=getattr(self.recipe.data, "path", ""))
         self.log.tell_scores(scores, **where)
         return scores
 

@@ -151,6 +151,14 @@ def test_a_typed_split_wins_over_the_one_that_a_run_keeps(sightline, drawn, bird
         assert f"on {expected} samples" in said.out and WARNING in said.out, said
 
 
+def test_the_scores_name_their_data(sightline, run, birds: Path, tmp_path: Path):
+    said = sightline("evaluate", run, "--data.path", birds / "test", "--run.out", tmp_path, *HERE)
+    assert said.code == 0, said
+    [file] = tmp_path.glob("scores-*.json")
+    [event] = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines() if '"evaluate"' in line]
+    assert json.loads(file.read_text())["data"] == event["data"] == str(birds / "test")
+
+
 def test_all_of_data_with_a_val_split_is_refused(sightline, run, birds: Path):
     said = sightline("evaluate", run, "--data.split=all", *HERE)
     assert said.code == 2 and f"has a val split; give one part, e.g. --data.path {birds}/train" in said.err, said
