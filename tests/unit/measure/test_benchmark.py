@@ -3,7 +3,9 @@
 import dataclasses
 import gc
 import importlib
+import itertools
 import json
+import time
 
 import pytest
 import torch
@@ -17,8 +19,9 @@ from sightline.hardware import devices
 from sightline.measure import benchmark as bench
 from sightline.measure import peers, peers_classification, peers_detection
 from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark
-from sightline.measure.peers import Contender, Peer, PeerLoader, PeerStep, measure_in_turn
+from sightline.measure.peers import Contender, Ours, Peer, PeerLoader, PeerStep, measure_in_turn
 from sightline.measure.peers_classification import STEP_PEERS
+from sightline.parts import DataSpec
 from sightline.tasks.classification import Classification
 from sightline.tasks.detection import Detection
 from sightline.tasks.segmentation import Segmentation
@@ -37,7 +40,11 @@ def measure(tmp_path, *flags, width=8, **options):
     recipe, run = config.load("demo_classification", [*TINY, f"--model.width={width}", *flags])
     said = []
     sizes = {"steps": STEPS, "warmup": WARMUP, "repeats": REPEATS, "out": tmp_path / "results"}
+    began = time.perf_counter()
     result = benchmark(recipe, run, BenchmarkOptions(**{**sizes, **options}), said.append)
+    elapsed = time.perf_counter() - began
+    for row in [row for part in ("step", "loader") if part in result for row in result[part]["contenders"]]:
+        assert row["first_s"] >= 0 and row["first_s"] + sum(row["seconds"]) < elapsed, row
     [path] = (tmp_path / "results").iterdir()
     assert json.loads(path.read_text()) == result
     assert str(path) in said[-1]
@@ -154,6 +161,8 @@ def test_reference_pipelines_give_what_their_users_get(shapes, kind, dtype, low)
     assert (images.shape, images.dtype) == ((8, 3, 32, 32), dtype)
     assert images.min() >= low and images.float().std() > 0.5
     assert labels.shape == (8,) and labels.min() >= 0 and labels.max() < 10
+    seen = [(images, labels), *itertools.islice(loader.batches, 14)]  # of 80 images, so that epochs would have ended
+    assert len(seen) == 15 and all(len(labels.unique()) > 1 for _, labels in seen), "shuffled, and without end"
     loader.close()
 
 
@@ -308,6 +317,25 @@ def test_a_peer_learns():
         peer.advance()
     assert loss() < before / 2
     assert peer.number == 41
+
+
+def test_the_peer_of_a_classifier_trains_torchvisions_network_on_batches_of_its_shape():
+    with torch.device("meta"):
+        network, image = torchvision.models.resnet18(num_classes=7), torch.zeros(1, 3, 32, 32)
+    spec = DataSpec(tuple("abcdefg"), 3, (32, 32), (0.0,) * 3, (1.0,) * 3)
+    ours = Ours(config.load("demo_classification", TINY)[0].model, network, image, spec, 2, CPU)
+    began = time.perf_counter()
+    [maker] = peers_classification.steps([Peer("eager", "fp32", channels_last=True)], ours)
+    step = maker()
+    assert 0 < step.first_s < time.perf_counter() - began
+    assert step.images == 2 and len(step.batches) == peers.BATCHES
+    for pixels, labels in step.batches:
+        assert pixels.shape == (2, 3, 32, 32) and pixels.is_contiguous(memory_format=torch.channels_last)
+        assert labels.shape == (2,) and labels.min() >= 0 and labels.max() < 7
+    assert {name: tensor.shape for name, tensor in step.forward.state_dict().items()} == {
+        name: tensor.shape for name, tensor in network.state_dict().items()
+    }
+    assert step.forward.fc.weight.grad.abs().sum() > 0 and step.forward.bn1.num_batches_tracked == 1
 
 
 @pytest.mark.slow  # Inductor takes a while

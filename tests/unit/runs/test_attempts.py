@@ -1,5 +1,6 @@
 """Attempts of one command under an elastic launcher: what they obey, and whose folder they may take."""
 
+import fcntl
 import json
 import os
 import time
@@ -59,7 +60,7 @@ def test_only_a_restart_of_the_same_command_obeys(tmp_path: Path, attempt: Attem
         '{"code": 3}',
         "\x00",
         "[" * 10**5,
-        " " * 2**20 + "{}",
+        " " * 2**20 + '{"code": 3, "reason": "", "run_id": "job", "ranks": 2}',  # longer than any that was written
     ],
 )
 def test_a_damaged_mark_does_not_count(tmp_path: Path, text: str):
@@ -130,8 +131,10 @@ def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypat
         call(seconds)
 
     monkeypatch.setattr(time, "sleep", sleep)
-    with pytest.raises(PeerLost, match="another attempt of this command is at work"):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(PeerLost, match="another attempt of this command is at work") as raised:
         RunLog(tmp_path, attempt=SECOND)
+    assert os.listdir("/proc/self/fd") == before, f"open as long as somebody holds {raised.value!r}"
     old.folder.prove_ours()
     old.release()
 
@@ -139,6 +142,29 @@ def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("attempt", [Attempt(), Attempt("other", "other", 1, 2), Attempt("none", "launcher 7", 1, 2)])
 def test_another_command_is_refused(tmp_path: Path, attempt: Attempt):
     held = RunLog(tmp_path, attempt=Attempt("none", "launcher 6", 0, 2))
-    with pytest.raises(UsageError, match=f"another run is at work in .* .pid {os.getpid()} on "):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(UsageError, match=f"another run is at work in .* .pid {os.getpid()} on ") as raised:
         RunLog(tmp_path, attempt=attempt)
+    assert os.listdir("/proc/self/fd") == before, f"open as long as somebody holds {raised.value!r}"
     held.release()
+
+
+def test_a_lock_that_was_replaced_before_it_was_held_is_not_the_folders(tmp_path: Path, monkeypatch):
+    """Of two attempts that take over at once, one renames its lock over the other's."""
+    (tmp_path / ".lock").touch()
+    (tmp_path / "newer").touch()
+    flock, held = fcntl.flock, []
+
+    def hold(file, how: int) -> None:
+        if not held:
+            os.replace(tmp_path / "newer", tmp_path / ".lock")
+        held.append(file)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", hold)
+    log = RunLog(tmp_path, attempt=FIRST)
+    assert held[0].closed and not held[1].closed and len(held) == 2
+    log.folder.prove_ours()
+    with pytest.raises(UsageError, match="another run is at work"):
+        RunLog(tmp_path, attempt=Attempt())
+    log.release()

@@ -1,5 +1,6 @@
 """The run folder as programs read it, and the lines a person sees."""
 
+import errno
 import json
 import os
 import re
@@ -9,11 +10,13 @@ import pytest
 
 from sightline import __version__, api, config
 from sightline.data.loading.workers import Bad
-from sightline.errors import UsageError
+from sightline.errors import DiskError, UsageError
 from sightline.hardware import devices
 from sightline.parts import Scores
+from sightline.runs.attempts import Attempt
 from sightline.runs.environment import environment
 from sightline.runs.events import SCHEMA
+from sightline.runs.folder import RunFolder
 from sightline.runs.log import RunLog
 from sightline.runs.screen import RunSize, Screen
 
@@ -191,6 +194,17 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"run folder .*file/run cannot be written: .*; give another one with"):
         RunLog(tmp_path / "file" / "run")
+
+
+def test_a_full_disk_is_reported_once_and_other_errors_end_the_run(folder: Path):
+    said: list[str] = []
+    place = RunFolder(folder, 0, Attempt(), said.append)
+    for name in ("log.jsonl", "scores.json"):
+        with place.may_lack_room(name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+    assert said == [f"{folder} cannot be written: No space left on device; the log may lack lines"]
+    with pytest.raises(DiskError, match=r"log\.jsonl"), place.may_lack_room("log.jsonl"):
+        raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_reader_that_went_away_does_not_end_the_run(folder: Path, monkeypatch):
