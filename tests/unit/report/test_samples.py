@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from sightline.parts import DataSpec, Finding, SeenSample
-from sightline.report.draw import GROUND
+from sightline.report.draw import GROUND, colour_of
 from sightline.report.samples import Drawn, pixels_of, sheet
 from sightline.tasks.classification import Classification, MultiLabel
 from sightline.tasks.detection import Detection
@@ -87,3 +87,138 @@ def test_a_sheet_is_an_image_of_all_its_rows():
     one = sheet(Drawn(SPEC, [], samples[:1], ["a"]), "title")
     assert isinstance(both, Image.Image) and both.width == one.width
     assert both.height > 600 > 300 > one.height > 200  # three rows and one
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[float, float]]]:
+    """Every text that Pillow is asked to draw, with the places of its left end."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    text = ImageDraw.ImageDraw.text
+
+    def write(pen, place, words, **more) -> None:
+        assert more["anchor"] == "lm"
+        found.setdefault(words, []).append(place)
+        text(pen, place, words, **more)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", write)
+    return found
+
+
+def plain(colour: tuple[int, int, int], *labels: Finding, sides=(4, 4), **more) -> SeenSample:
+    image = (np.array(colour) / 255 - SPEC.mean) / SPEC.std
+    return SeenSample(np.tile(image[:, None, None], (1, *sides)).astype(np.float32), labels, **more)
+
+
+def place_of(colour: tuple[int, int, int], drawn: np.ndarray) -> tuple[int, int, int, int]:
+    rows, columns = np.nonzero((drawn == colour).all(-1))
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+
+def test_tiles_stand_in_rows_of_six_with_their_words_below(written):
+    colours = [(255 - 20 * n, 20 * n, 100) for n in range(10)]
+    samples = [plain(colour, Finding(f"class {n}", 0, 1.0), sides=(4, 2)) for n, colour in enumerate(colours)]
+    names = [f"{n}.jpg" for n in range(7)]
+    drawn = np.asarray(sheet(Drawn(SPEC, samples[7:], samples[:7], names), "one; two"))
+    boxes = [place_of(colour, drawn) for colour in colours]
+    assert all((right - left, bottom - top) == (100, 200) for left, top, right, bottom in boxes)
+    draws, first, second = boxes[7:], boxes[:6], boxes[6]
+    assert [box[0] for box in first] == [first[0][0] + 208 * n for n in range(6)] and second[0] == first[0][0]
+    assert [box[0] for box in draws] == [box[0] for box in first[:3]]
+    assert len({box[1] for box in draws}) == len({box[1] for box in first}) == 1
+    assert first[0][0] - 50 == drawn.shape[1] - first[5][2] - 50 == 8, "in the middle of places of 200, 8 apart"
+    assert first[0][1] - draws[0][1] == second[1] - first[0][1] > 200, "rows are equally far from each other"
+    [(title_left, title_y)], [(second_left, _)] = written["one;"], written["two"]
+    assert title_left == 8 < second_left and title_y < draws[0][1]
+    for number, (left, _, _, bottom) in enumerate(boxes):
+        name = names[number] if number < 7 else f"draw {number - 6}"
+        [(label_x, label_y)], [(name_x, name_y)] = written[f"class {number}"], written[name]
+        assert label_x == name_x == left - 50 and bottom < label_y < name_y < bottom + 60
+    assert drawn.shape[0] - second[3] == second[1] - first[0][3], "the last row has as much room as the others"
+
+
+@pytest.mark.parametrize(
+    ("labels", "spec", "mask", "words"),
+    [
+        (["cat", "dog"], SPEC, None, ["cat", "dog"]),
+        ([("cat", 0.7), ("dog", 0.3)], SPEC, None, ["cat 0.70", "dog 0.30"]),
+        ([], SPEC, None, ["no label"]),
+        ([], DataSpec(("cat",), 3, (4, 4), SPEC.mean, SPEC.std, (7,)), None, ["no boxes"]),
+        ([], SPEC, [[0, 1], [2, 9]], ["dog", "owl"]),
+        ([], SPEC, [[0, 0], [0, 9]], ["background only"]),
+        (["wwwwwwwwwwww"] * 2, SPEC, None, ["wwwwwwwwwwww", "wwwwwwwwwwww"]),
+        (["wwwwwwwwwwww"] * 5, SPEC, None, ["wwwwwwwwwwww", "wwwwwwwwwwww", "+3"]),
+    ],
+    ids=range(8),
+)
+def test_captions_say_what_is_seen(written, labels: list, spec: DataSpec, mask: list | None, words: list[str]):
+    pairs = [label if isinstance(label, tuple) else (label, 1.0) for label in labels]
+    found = [Finding(name, n, share) for n, (name, share) in enumerate(pairs)]
+    of_mask = None if mask is None else np.repeat(np.repeat(np.array(mask, np.uint8), 2, 0), 2, 1)
+    sheet(Drawn(spec, samples=[plain((9, 9, 9), *found, mask=of_mask, note="slice 3")], names=["a"]), "title")
+    told = [text for text, places in written.items() for _ in places if text not in ("title", "a, slice 3")]
+    assert told == words and "a, slice 3" in written
+    rows = [y for text in dict.fromkeys(words) for _, y in written[text]]
+    assert len(set(rows)) == (2 if "wwwwwwwwwwww" in words else 1)
+    places = [place for text in dict.fromkeys(words) for place in written[text]]
+    is_marked = mask is not None and words != ["background only"]
+    for row in set(rows):  # a line begins at the left edge of its tile, a mark before the word takes 13
+        assert min(x for x, y in places if y == row) == (21 if is_marked else 8) and max(x for x, _ in places) < 208
+
+
+def test_a_long_title_takes_three_lines_and_counts_what_it_lacks(written):
+    parts = [f"part {n} {'of a title ' * 5}" for n in range(20)]
+    drawn = sheet(Drawn(SPEC, samples=[plain((9, 9, 9))], names=["a"]), "; ".join(parts))
+    lines: dict[float, list[str]] = {}
+    for text, [(_, y), *_] in written.items():
+        if text.startswith(("part", "+")):
+            lines.setdefault(y, []).append(text)
+    assert len(lines) == 3 and place_of((9, 9, 9), np.asarray(drawn))[1] > max(lines)
+    *shown, more = [text for line in lines.values() for text in line]
+    assert more == f"+{20 - len(shown)}" and [text.split()[1] for text in shown] == [str(n) for n in range(len(shown))]
+
+
+def test_boxes_are_counted_and_outlined_in_the_colours_of_their_words(written):
+    labels = [Finding("cat", 3, 1.0, (0.1, 0.2, 0.5, 0.6)), Finding("cat", 3, 1.0, (0.6, 0.6, 0.9, 0.9))]
+    labels += [Finding("dog", 4, 1.0, (0.1, 0.7, 0.4, 0.95))]
+    drawn = np.asarray(sheet(Drawn(SPEC, samples=[plain((9, 9, 9), *labels)], names=["a"]), "title"))
+    [(cat_x, cat_y)], [(dog_x, _)] = written["2 cat"], written["dog"]
+    assert 8 < cat_x < dog_x
+    tile = drawn[: int(cat_y) - 10]
+    top = place_of((9, 9, 9), tile)[1]
+    left, upper, right, lower = place_of(colour_of(3), tile)
+    assert (left, right) == (8 + 20, 8 + 180) and (upper - top, lower - top) == (40, 180), "around both of its boxes"
+    assert place_of(colour_of(4), tile)[:2] == (8 + 20, top + 140)
+    for number, x in ((3, cat_x), (4, dog_x)):  # a mark before each word
+        mark = (drawn[round(cat_y), int(x) - 14 : int(x)] == colour_of(number)).all(-1)
+        assert 6 <= mark.sum() <= 10
+
+
+def test_a_sheet_says_what_it_shows():
+    mixed = plain((9, 9, 9), Finding("cat", 0, 0.7), Finding("dog", 1, 0.3), sides=(4, 6))
+    whole = plain((9, 9, 9), Finding("cat", 0, 1.0), sides=(4, 6))
+    volume = DataSpec(("none", "some"), 1, (2, 8, 6), (), ())
+    assert Drawn(SPEC, samples=[whole] * 2).words() == "2 training images of 6 x 4"
+    assert Drawn(SPEC, [whole] * 3, [mixed], about_labels="label smoothing 0.1").words() == (
+        "1 training images of 6 x 4; the first row is one image augmented 3 times; images are mixed (mixup, cutmix), "
+        "with the share of each label behind its name; label smoothing 0.1"
+    )
+    assert Drawn(volume, [whole] * 2, [whole]).words() == (
+        "1 training patches of 2 x 8 x 6; the first row is one volume cropped and augmented 2 times"
+    )
+    assert Drawn(SPEC, samples=[whole], has_slices=True).words() == "1 training slices of 6 x 4"
+
+
+def test_one_brightness_holds_for_all_scans():
+    """Of clipped ones black and white are the ends of the clip; of others nearly all values lie between."""
+    clipped = DataSpec(("none", "some"), 1, (2, 2), (10.0,), (5.0,), clip=(-20.0, 80.0))
+    values = (-20.0, 30.0, 80.0)
+    samples = [SeenSample(np.full((1, 2, 2), (value - 10) / 5, np.float32), ()) for value in values]
+    drawn = np.asarray(sheet(Drawn(clipped, samples=samples, names=["a"] * 3), "title"))
+    assert [int(drawn[drawn.shape[0] // 2 - 10, 108 + 208 * n, 0]) for n in range(3)] == [0, 128, 255]
+    ramp = np.linspace(3.0, 4.0, 1000, dtype=np.float32).reshape(1, 25, 40)
+    open_ = DataSpec(("none", "some"), 1, (25, 40), (0.0,), (1.0,))
+    drawn = np.asarray(sheet(Drawn(open_, samples=[SeenSample(ramp, ())], names=["a"]), "title"))
+    shades = np.unique(drawn[36:170, 8:208, 0])
+    assert shades.min() == 0 and shades.max() == 255 and len(shades) > 150
+    even = SeenSample(np.full((1, 2, 2), 7.0, np.float32), ())
+    sheet(Drawn(open_, samples=[even], names=["a"]), "title")

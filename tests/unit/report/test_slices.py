@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
-from sightline.report.slices import TILE, Look, contact_sheet, outline_colour, shown_slices
+from sightline.report.slices import TILE, Look, contact_sheet, outline_colour, outlined_image, shown_slices
 
 CLASSES = ("background", "one", "two")
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # as scanners store it: rows begin at the front, columns at the right
@@ -110,3 +110,85 @@ def test_a_volume_of_one_value_is_not_an_error():
     empty = look()
     image = contact_sheet(Look("flat", np.full_like(empty.image, 3), (1, 1, 1), LPS, CLASSES, empty.mask))
     assert image.width > 400
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, float]]:
+    """Every text that Pillow is asked to draw, and where."""
+    found: list[tuple[str, float, float]] = []
+    text = ImageDraw.ImageDraw.text
+
+    def write(pen, place, words, **more) -> None:
+        found.append((words, *place))
+        text(pen, place, words, **more)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", write)
+    return found
+
+
+def test_the_legend_names_the_volume_and_how_much_of_each_class_there_is(written):
+    label = np.zeros((6, 40, 30), np.uint8)
+    label[:, :20] = 2
+    seen = look(spacing=(2.0, 0.5, 0.75), fill={1: ((10, 30), (10, 20))}, label=label)
+    sheet = contact_sheet(seen)
+    legend = [line for line in written if len(line[0]) > 10]
+    assert [text for text, *_ in legend] == [
+        "case  slices x rows x columns 6 x 40 x 30, voxels of 2 x 0.5 x 0.75 mm",
+        "one  0.900 ml, label 0.000 ml",  # 6 * 20 * 10 voxels of 0.75 mm3
+        "two  0.000 ml, label 2.700 ml",
+        "bold: predicted, hairline: label",
+    ]
+    about, one, two, last = legend
+    assert about[1] == one[1] - 26 == last[1] == 12 and one[2] == two[2] and one[1] < two[1], "one line has both"
+    lines = [about[2], one[2], last[2]]
+    assert lines[1] - lines[0] == pytest.approx(lines[2] - lines[1], abs=1) and 24 < lines[1] - lines[0] < 34
+    assert lines[-1] + 9 < sheet.height
+    for number, (_, x, y) in ((1, one), (2, two)):  # a square of its colour stands before each
+        square = (round(x) - 26, round(y) - 9, round(x) - 8, round(y) + 10)
+        assert share_of(sheet, outline_colour(number), square) > 100
+        assert share_of(sheet, outline_colour(number), (0, round(y) - 9, square[0], round(y) + 10)) == 0
+
+
+@pytest.mark.parametrize(("voxels", "text"), [(9999, "9.999 ml"), (10000, "10.0 ml"), (123456, "123.5 ml")])
+def test_large_amounts_have_fewer_digits(written, voxels: int, text: str):
+    mask = np.zeros(400 * 400, np.uint8)
+    mask[:voxels] = 1
+    image = np.ones((1, 400, 400), np.float32)
+    contact_sheet(Look("case", image, (1.0, 1.0, 1.0), LPS, CLASSES[:2], mask.reshape(image.shape)))
+    assert f"one  {text}" in [each for each, *_ in written]
+
+
+def test_many_classes_take_as_many_lines_as_they_need(written):
+    classes = ("background", *(f"a class of a long name {n}" for n in range(12)))
+    image = np.ones((1, 40, 40), np.float32)
+    drawn = contact_sheet(Look("case", image, (1.0, 1.0, 1.0), LPS, classes, np.zeros((1, 40, 40), np.uint8)))
+    named = [line for line in written if "long name" in line[0]]
+    assert len(named) == 12 and len({y for *_, y in named}) == 12, "each is wider than half of the sheet"
+    assert drawn.width == 480 and max(y for *_, y in named) < drawn.height - 10
+
+
+def test_tiles_stand_in_rows_of_four_in_the_middle(written):
+    drawn = contact_sheet(look((8, 40, 40), fill={1: ((10, 30), (10, 20))}))
+    numbers = {text: (x, y) for text, x, y in written if text.startswith("slice ") and text[6:].isdigit()}
+    assert set(numbers) == {f"slice {n}" for n in range(8)}
+    assert drawn.width == 4 * (TILE + 6) + 6
+    background = np.asarray(drawn)[3, 3]
+    pixels = (np.asarray(drawn) == background).all(-1)
+    gaps = [x for x in range(drawn.width) if pixels[: 2 * TILE, x].all()]
+    expected = [x for n in range(5) for x in range(n * (TILE + 6), n * (TILE + 6) + 6)]
+    assert gaps == expected
+    rows = [y for y in range(2 * TILE + 18) if pixels[y].all()]
+    assert rows[:12] == [*range(6), *range(TILE + 6, TILE + 12)] and rows[12:18] == [
+        *range(2 * TILE + 12, 2 * TILE + 18)
+    ]
+
+
+def test_an_image_has_shares_of_its_pixels(written):
+    mask = np.zeros((1, 20, 50), np.uint8)
+    mask[0, :5] = 1
+    seen = Look("photo", np.zeros((1, 20, 50)), (1.0, 1.0, 1.0), LPS, CLASSES, mask)
+    drawn = outlined_image(np.full((20, 50, 3), 90, np.uint8), seen)
+    assert [text for text, *_ in written] == ["photo  50 x 20 pixels", "one  25.00 %", "two  0.00 %"]
+    assert drawn.width == 480 and share_of(drawn, (90, 90, 90)) < TILE * TILE * 20 // 50, "as wide as a tile of slices"
+    high = outlined_image(np.full((2000, 50, 3), 90, np.uint8), Look("a", mask, (1,) * 3, LPS, CLASSES, mask))
+    assert 1600 < high.height < 1720 and high.width == 480
