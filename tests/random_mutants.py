@@ -308,7 +308,11 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     if not running or bug.file in known.changed:  # run at import, in other processes only, or moved within its file
         running = [test for tests in of_file.values() for test in tests] + _naming(bug.file)
     stem = Path(bug.file).stem
-    ranked = sorted(set(running), key=lambda test: (stem not in test.partition("::")[0], known.lines[test]))
+    # Whole files last: one of them alone may take longer than the limit.
+    ranked = sorted(
+        set(running),
+        key=lambda test: ("::" not in test, stem not in test.partition("::")[0], known.lines[test], test),
+    )
     chosen, left = [], limit_s
     for test in ranked:
         whole = [each for each in known.seconds if each.startswith(f"{test}::")] if "::" not in test else [test]
