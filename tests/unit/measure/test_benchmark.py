@@ -5,6 +5,7 @@ import gc
 import importlib
 import itertools
 import json
+import sys
 import time
 
 import pytest
@@ -17,7 +18,7 @@ from sightline import config
 from sightline.errors import OutOfMemory, UsageError
 from sightline.hardware import devices
 from sightline.measure import benchmark as bench
-from sightline.measure import peers, peers_classification, peers_detection
+from sightline.measure import latency, peers, peers_classification, peers_detection, peers_segmentation
 from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark
 from sightline.measure.peers import Contender, Ours, Peer, PeerLoader, PeerStep, measure_in_turn
 from sightline.measure.peers_classification import STEP_PEERS
@@ -76,6 +77,50 @@ def test_the_step_alone(tmp_path):
     assert result["config"]["data"]["mixup"] == 0.2 and result["config"]["run"]["device"] == "cpu"
     assert result["environment"]["versions"]["torch"] == torch.__version__
     assert result["environment"]["command"] and result["device"] == CPU.name()
+
+
+def test_a_table_says_what_was_measured():
+    rate = {"median": 1234.5, "min": 1000.0, "max": 2000.4, "all": []}
+    ours = {"name": "sightline", "images_per_s": rate, "first_s": 1.25, "mfu": 0.4567, "data_wait": 0.125}
+    ours |= {"peak_memory_gb": 2.345, "latency_s": [0.1, 0.2]}
+    peer = {"name": "torch.compile", "images_per_s": rate, "first_s": 60.0, "ratio": 1.5}
+    result = {
+        "recipe": "resnet50",
+        "device": "a GPU",
+        "batch": 256,
+        "precision": "bf16",
+        "options": {"repeats": 5, "steps": 40, "what": "train"},
+        "commit": {"id": "0123456789abcdef", "dirty": True},
+        "environment": {"versions": {"torch": "2.9", "cuda": "13.0", "cudnn": 91002, "triton": "3.5"}},
+        "step": {
+            "contenders": [ours, peer],
+            "chip_tflops": 989.4,
+            "forward_gflop": 8.1789,
+            "peak": {"side": 8192, "dtype": "bfloat16", "tflops": 712.34},
+            "left_out": ["one (why)"],
+        },
+        "perf": latency.perf("train", [0.1, 0.2], 1234.5),
+    }
+    assert as_text(result).splitlines() == [
+        "resnet50 on a GPU: batch 256, bf16, 5 repeats of 40 steps",
+        "torch 2.9, cuda 13.0, cudnn 91002, triton 3.5, commit 0123456789 with changes",
+        "step                                              img/s       min       max  ours is    MFU  first s",
+        "  sightline                                       1,234     1,000     2,000           45.7%      1.2",
+        "  torch.compile                                   1,234     1,000     2,000   1.50 x            60.0",
+        "8.18 GFLOP forward per image, counted three times per step; data wait 12.5%; peak memory 2.35 GB",
+        "matrix product of 8192 cubed in bfloat16: 712 TFLOP/s measured; MFU is of the chip's published 989.4",
+        "not measured: one (why)",
+        "latency of train, ms, waiting for each of 2: mean 150.000, 90 % 190.000, 95 % 195.000, 99 % 199.000",
+    ]
+
+
+def test_a_measured_peak_is_no_faster_than_the_clock():
+    began = time.perf_counter()
+    peak = bench.matmul_peak(CPU, "fp32")
+    elapsed = time.perf_counter() - began
+    assert (peak["side"], peak["dtype"]) == (512, "float32") and peak["tflops"] == sorted(peak["all"])[2]
+    seconds = [4 * 2 * 512**3 / 1e12 / tflops for tflops in peak["all"]]  # four products of 512 cubed each
+    assert len(seconds) == 5 and 0 < sum(seconds) < elapsed
 
 
 def test_mfu_is_the_share_of_the_published_peak(tmp_path, monkeypatch):
@@ -151,6 +196,11 @@ def test_the_input_beside_two_pipelines(tmp_path, shapes):
         check_rates(row)
         assert row["ratio"] == ours["images_per_s"]["median"] / row["images_per_s"]["median"]
     assert "PIL" in as_text(result)
+    assert {key: value for key, value in loader.items() if key != "contenders"} == {
+        "workers": 0,
+        "batches": STEPS,
+        "order": "in turn",
+    }
 
 
 @pytest.mark.parametrize(("kind", "dtype", "low"), [("v2", torch.uint8, 0), ("pil", torch.float32, -2.2)])
@@ -418,6 +468,48 @@ def test_the_plain_loss_of_a_detector_is_the_loss_of_its_task():
     plain = peers_detection.PlainLoss(model)(image, boxes, labels)
     ours = recipe.task.loss(model, {"image": image, "boxes": boxes, "labels": labels}).total
     torch.testing.assert_close(plain, ours, rtol=1e-5, atol=0)
+
+
+def test_peers_of_a_detector_get_boxes_inside_of_their_images():
+    recipe, _ = config.load("demo_detection", [*TINY[4:], "--model.width=4"])
+    spec = recipe.data.spec_of(("a", "b", "c"), (1, 2, 3))
+    ours = Ours(recipe.model, nn.Identity(), torch.empty(0), spec, 2, CPU)
+    [maker] = peers_detection.steps([Peer("our network, plain loss: eager", "fp32", channels_last=True)], ours)
+    step = maker()
+    assert step.images == 2 and len(step.batches) == peers.BATCHES
+    assert all(parameter.grad is not None for parameter in step.forward.parameters() if parameter.requires_grad)
+    for image, boxes, labels in step.batches:
+        assert image.shape == (2, 3, *spec.size) and image.is_contiguous(memory_format=torch.channels_last)
+        assert boxes.shape == (2, peers_detection.BOXES, 4) and boxes.min() >= 0 and boxes.max() <= 1
+        assert (boxes[..., 2:] - boxes[..., :2]).min() >= 0.0999
+        assert labels.shape == (2, peers_detection.BOXES) and labels.min() >= 1 and labels.max() <= 3
+    wide = torch.full((1, 3, 100, 200), 0.0)
+    pixels, targets = peers_detection._as_torchvision(wide, torch.tensor([[[0.1, 0.2, 0.5, 0.9]]]), labels[:1, :1])
+    assert len(pixels) == len(targets) == 1 and (pixels[0] == 0.5).all()
+    assert targets[0]["boxes"].tolist() == [pytest.approx([40, 10, 180, 50])]  # left first, in pixels
+    assert targets[0]["labels"].tolist() == labels[0, :1].tolist()
+
+
+def test_the_peer_of_a_unet_is_monais_network_of_the_same_form(monkeypatch):
+    pytest.importorskip("monai")
+    recipe, _ = config.load("demo_segmentation", [*TINY[4:], "--model.width=4"])
+    spec = DataSpec(("background", "a", "b"), 1, (32, 32), (0.0,), (1.0,))
+    model = recipe.model.build(spec)
+    ours = Ours(recipe.model, model, torch.empty(0), spec, 2, CPU)
+    makers = peers_segmentation.steps([Peer("eager", "fp32", is_last) for is_last in (False, True)], ours)
+    step = makers[1]()
+    assert sum(p.numel() for p in step.forward.parameters()) == sum(p.numel() for p in model.parameters())
+    assert all(parameter.grad is not None for parameter in step.forward.parameters())
+    for image, label in step.batches:
+        assert image.shape == (2, 1, 32, 32) and image.is_contiguous(memory_format=torch.channels_last)
+        assert label.shape == (2, 1, 32, 32) and set(label.unique().tolist()) == {0, 1, 2}
+    assert step.forward(image).shape == (2, len(model.heads), 3, 32, 32)
+    of_volumes = dataclasses.replace(spec, size=(32, 32, 32))
+    volumes = dataclasses.replace(ours, model=recipe.model.build(of_volumes), spec=of_volumes)
+    assert len(peers_segmentation.steps([Peer("eager", "fp32", is_last) for is_last in (False, True)], volumes)) == 1
+    monkeypatch.setitem(sys.modules, "monai.networks.nets", None)
+    with pytest.raises(UsageError, match=r"--peers compares with MONAI, which is missing .*pip install monai"):
+        peers_segmentation.steps([], ours)
 
 
 @pytest.mark.parametrize("flags", [["--data.interpolation=legacy"], ["--data.crop=tf"]])

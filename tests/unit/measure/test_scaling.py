@@ -158,6 +158,7 @@ def test_one_device_is_the_step_itself():
     row = predict(dataclasses.replace(WORK, spread=0.2, bn_group=-1), 1, POD)
     assert row["step_s"] == WORK.step_s and row["efficiency"] == 1 and row["images_per_s"] == 320
     assert row["limit"] == "the device" and set(row["extra_s"].values()) == {0.0}
+    assert row["storage_bytes_per_s"] == 0, "of input that is not counted"
 
 
 def test_links_without_limit_cost_nothing():

@@ -255,6 +255,15 @@ def test_the_time_to_train_stands_in_the_log_and_in_exit_json(folder: Path, caps
     assert f"{told} at 51 img/s\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("paused_s", "is_told"), [(0.9, False), (1.0, True)])
+def test_pauses_of_a_second_are_told(folder: Path, capsys, paused_s: float, is_told: bool):
+    log = RunLog(folder)
+    times = {"wall_s": 64.0 + paused_s, "running_s": 64.0}
+    log.finished("done", 40, 40, times, times)
+    log.close(0, "finished")
+    assert ("time to train 0:01:04 (0:01:05 with the pauses between starts)" in capsys.readouterr().out) is is_told
+
+
 @pytest.mark.parametrize(
     ("scored_step", "told"),
     [
