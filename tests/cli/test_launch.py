@@ -11,6 +11,7 @@ import yaml
 
 from sightline import api, cli, config
 from sightline.errors import UsageError
+from sightline.hardware.launch import check
 from sightline.train.orders import refuse_uneven
 
 REPO = Path(__file__).resolve().parents[2]
@@ -137,6 +138,29 @@ def test_check_of_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: 
     out = capsys.readouterr().out
     assert "no nonesuch  -> it has " in out and f"{port} is in use  -> choose another with --port" in out
     assert f"something answers at port {port}" in out
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("exec sleep 60", "no answer in 0.5 s  -> look at the host"),
+        ("echo one >&2; echo two >&2; exit 3", "exit code 3: two  -> name --python"),
+        ("echo three; exit 4", "exit code 4: three  -> name --python"),
+        ("exit 5", "exit code 5: nothing  -> name --python"),
+        ("echo welcome", "unexpected output: 'welcome\\n'  -> silence its shell profile"),
+        ("", "is not installed here  -> install it, or name it with --python"),
+    ],
+    ids=["hangs", "fails", "fails on stdout", "fails silently", "chatters", "absent"],
+)
+def test_check_of_a_python_that_does_not_answer(capsys, monkeypatch, tmp_path: Path, script: str, found: str):
+    python = tmp_path / "python"
+    if script:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    monkeypatch.setattr(check, "PROBE_TIMEOUT_S", 0.5)
+    assert launch("--hosts=localhost:8", "--check", f"--port={free_port()}", f"--python={python}") == 2
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("fail  localhost        python ") and first.endswith(found)
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh is not installed")

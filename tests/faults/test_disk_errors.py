@@ -109,6 +109,27 @@ def test_a_rename_that_the_file_server_has_done_is_not_an_error(tmp_path, monkey
     assert bool((Checkpoints(tmp_path, 2, pytest.fail).newest()[0]["model"]["w"] == 3.0).all())
 
 
+def test_a_rename_below_an_open_folder_looks_nowhere_else(tmp_path, monkeypatch):
+    """A file of the same name in the current folder is not the one that was to be renamed."""
+
+    def done(*names, call=os.rename, **folders):
+        call(*names, **folders)
+        raise OSError(errno.ESTALE, "asked again")
+
+    (tmp_path / "below").mkdir()
+    for folder in (tmp_path, tmp_path / "below"):
+        (folder / "a").write_text(folder.name)
+    monkeypatch.chdir(tmp_path)
+    below = os.open(tmp_path / "below", os.O_RDONLY | os.O_DIRECTORY)
+    monkeypatch.setattr(os, "rename", done)
+    try:
+        rename("a", "b", below)
+    finally:
+        os.close(below)
+    assert (tmp_path / "below" / "b").read_text() == "below" and (tmp_path / "a").read_text() == tmp_path.name
+    assert not (tmp_path / "b").exists() and not (tmp_path / "below" / "a").exists()
+
+
 @pytest.mark.parametrize("target", ["absent", "another file", "the same file by a second link"])
 def test_a_rename_that_was_not_done_is_an_error(tmp_path, monkeypatch, target):
     (tmp_path / "a").write_text("new")

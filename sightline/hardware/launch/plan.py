@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from sightline.errors import UsageError
@@ -55,15 +55,15 @@ class LaunchPlan:
     folder: str
     """Working folder of the command on every host."""
     port: int
-    ssh_port: int = 22
-    interfaces: str = ""
-    environ: dict[str, str] = field(default_factory=dict)
-    cores_each: int = 0
+    ssh_port: int
+    interfaces: str
+    environ: dict[str, str]
+    cores_each: int
     """Cores a rank is bound to; 0 binds nothing."""
-    output: str = ""
-    max_restarts: int = 0
-    min_hosts: int = 0
-    are_named: bool = True
+    output: str
+    max_restarts: int
+    min_hosts: int
+    are_named: bool
     """False: a scheduler chooses the hosts, only their number counts."""
 
     @property

@@ -424,6 +424,17 @@ def test_cut_zip(tmp_path, keep):
         extract(written(tmp_path, data[: int(keep * len(data))], "some.zip"), tmp_path / "out")
 
 
+@pytest.mark.parametrize(("at", "what"), [(28, "name"), (30, "extra field"), (32, "comment")])
+def test_a_zip_whose_list_ends_within_an_entry(tmp_path, at, what):
+    """The last entry claims a longer name, extra field or comment than there is."""
+    data = bytearray(zip_bytes({"a.txt": b"one", "b.txt": b"two"}))
+    struct.pack_into("<H", data, data.rindex(b"PK\x01\x02") + at, 999)
+    (tmp_path / "x.zip").write_bytes(data)
+    with pytest.raises(BadArchive, match="its list of files was cut off; fetch it again"):
+        extract(tmp_path / "x.zip", tmp_path / "out")
+    assert not (tmp_path / "out").exists(), what
+
+
 def test_damaged_zip_content_leaves_no_file(tmp_path):
     data = bytearray(zip_bytes({"good": b"fine", "a": os.urandom(5000)}, zipfile.ZIP_STORED))
     data[2500] ^= 1

@@ -139,6 +139,9 @@ def test_hardware_that_torch_cannot_use_is_a_warning(monkeypatch, tmp_path):
     assert check.status == "warn"
     assert "although" in check.value
     assert "driver" in check.remedy
+    (tmp_path / "nvidiactl").unlink()
+    check = doctor.check_device("cuda")
+    assert check.status == "absent" and "although" not in check.value and not check.remedy
 
 
 def test_a_device_that_cannot_add_fails(monkeypatch):
