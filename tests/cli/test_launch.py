@@ -143,7 +143,7 @@ def test_check_of_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: 
 @pytest.mark.parametrize(
     ("script", "found"),
     [
-        ("exec sleep 60", "no answer in 0.5 s  -> look at the host"),
+        ("exec sleep 60", "no answer in 0.2 s  -> look at the host"),
         ("echo one >&2; echo two >&2; exit 3", "exit code 3: two  -> name --python"),
         ("echo three; exit 4", "exit code 4: three  -> name --python"),
         ("exit 5", "exit code 5: nothing  -> name --python"),
@@ -153,11 +153,12 @@ def test_check_of_this_machine(capsys: pytest.CaptureFixture[str], monkeypatch: 
     ids=["hangs", "fails", "fails on stdout", "fails silently", "chatters", "absent"],
 )
 def test_check_of_a_python_that_does_not_answer(capsys, monkeypatch, tmp_path: Path, script: str, found: str):
+    timeout_s = 0.2 if "sleep" in script else 60
     python = tmp_path / "python"
     if script:
         python.write_text(f"#!/bin/sh\n{script}\n")
         python.chmod(0o755)
-    monkeypatch.setattr(check, "PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(check, "PROBE_TIMEOUT_S", timeout_s)
     assert launch("--hosts=localhost:8", "--check", f"--port={free_port()}", f"--python={python}") == 2
     first, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("fail  localhost        python ") and first.endswith(found)

@@ -74,6 +74,7 @@ def collectives(world: World) -> dict[str, Any]:
         "layout": averaged[1].is_contiguous(memory_format=torch.channels_last),
         "copied": [t.tolist() for t in copied],
         "max": flag.tolist(),
+        "texts": world.gather_texts("ü" * (1 + 3 * world.rank)),
     }
 
 

@@ -116,6 +116,7 @@ def test_collectives(two: list[dict]):
             "layout": True,
             "copied": [[1.0, 10.0], [5]],
             "max": [15],
+            "texts": ["ü", "üüüü"],
         }
 
 

@@ -390,6 +390,29 @@ def test_zip_that_lies_about_its_size(tmp_path):
     assert not contents(tmp_path / "out")
 
 
+@pytest.mark.parametrize("lost", [1, 900])
+def test_a_tar_that_is_cut_while_it_is_unpacked(tmp_path, lost):
+    path = tmp_path / "some.tar"
+    with tarfile.open(path, "w") as packed:
+        for name in ("a", "b"):
+            packed.addfile(_sized(name, 1000), io.BytesIO(os.urandom(1000)))
+    with path.open("rb") as file:
+        [_, last] = tar_members(file, "some.tar", Limits())
+
+    def cut(what: str, done: int, total: int) -> None:
+        os.truncate(path, last.offset + last.size - lost)
+
+    with pytest.raises(BadArchive, match=rf"'b' holds {1000 - lost} of the 1000 bytes it claims; fetch it again"):
+        extract(path, tmp_path / "out", cut)
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["a"]
+
+
+def _sized(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    return info
+
+
 def test_zip_files_over_each_other(tmp_path):
     """Many entries of the list that name the same packed bytes."""
     data = zip_bytes({"a": os.urandom(4000), "b": os.urandom(4000)}, zipfile.ZIP_STORED)

@@ -9,7 +9,7 @@ import torch
 
 from sightline import config
 from sightline.errors import UsageError
-from sightline.hardware.setup import bind_to_cpus, set_up
+from sightline.hardware.setup import bind_to_cpus, set_up, torch_as_before
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds processes to CPUs")
 
@@ -48,3 +48,21 @@ def test_a_system_that_cannot_bind_is_reported(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity")
     with pytest.raises(UsageError, match="run.max_cpus=1: linux cannot bind a process to CPUs; leave it out"):
         bind_to_cpus(1)
+
+
+def test_what_a_call_changes_for_the_process_is_given_back(allowed: list[int]):
+    def seen() -> list[object]:
+        cudnn = torch.backends.cudnn
+        found = [cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32]
+        return [*found, torch.get_num_threads(), torch.initial_seed(), torch.get_rng_state().tolist()]
+
+    before = seen()
+    with torch_as_before():
+        cudnn = torch.backends.cudnn
+        cudnn.deterministic, cudnn.benchmark = not cudnn.deterministic, not cudnn.benchmark
+        cudnn.allow_tf32 = not cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = not torch.backends.cuda.matmul.allow_tf32
+        torch.set_num_threads(before[4] + 1)
+        torch.manual_seed(before[5] + 1)
+        assert all(now != then for now, then in zip(seen(), before, strict=True))
+    assert seen() == before
