@@ -361,7 +361,7 @@ class SeenSample:
     note: str = ""  # e.g. which slice it is
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # else a subclass without an == of its own would compare files alone
 class Prediction:
     """Result of `api.predict` for one image or volume; results.py has those of our tasks."""
 

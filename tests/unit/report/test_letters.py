@@ -1,9 +1,12 @@
 """Names in drawings keep their letters, in whatever font has them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from sightline.report import letters as fonts
 from sightline.report.letters import OWN, Letters, fonts_here, letters_of
 
 ALONE = Letters(24, files=())  # Pillow's font, which has ASCII only
@@ -78,3 +81,21 @@ def test_runs_of_two_fonts_keep_their_anchor(anchor: str, side: str, monkeypatch
     assert np.abs(boxes[0].min(0) - boxes[1].min(0)).max() <= 1 and np.abs(boxes[0].max(0) - boxes[1].max(0)).max() <= 1
     edge = boxes[1][:, 1].min() if side == "left" else boxes[1][:, 1].max()
     assert abs(edge - 200) <= 3
+
+
+def test_usual_fonts_are_tried_in_their_order_and_then_others_of_noto(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    names = ["NotoSansThai-Regular.ttf", "NotoSansBengali-Regular.ttf", "NotoSans-Regular.ttf", "DejaVuSans.ttf"]
+    others = ["NotoSansThai-Bold.ttf", "Comic.ttf", "DejaVuSans-Bold.ttf", "OtherSans-Regular.ttf"]
+    for folder, name in zip("abababab", [*names, *others], strict=True):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).touch()
+    (tmp_path / "b" / "DejaVuSans.ttf").touch()
+    monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path / "b"), str(tmp_path / "a"), str(tmp_path / "absent")))
+    found = fonts_here.__wrapped__()  # past its cache, which other tests share
+    assert [Path(file).name for file in found] == [
+        "DejaVuSans.ttf",
+        "NotoSans-Regular.ttf",
+        "NotoSansBengali-Regular.ttf",
+        "NotoSansThai-Regular.ttf",
+    ]
+    assert all(Path(file).is_file() for file in found)

@@ -52,7 +52,7 @@ def write_run(folder: Path, epochs: int = 4, top1: float = 0.75, more: list[dict
         {"class": "dog", "top1": top1, "samples": 12, "precision": 1.5},
     ]
     matrix = [{"class": "cat", "predicted": [1, 3]}, {"class": "dog", "predicted": [0, 12]}]
-    curve = [{"class": None, "precision": [1.0, 0.5, 0.0]}]
+    curve = [{"class": None, "precision": [1.0, 0.5, 0.0]}, {"class": "cat", "precision": [1.0, 1.0, 0.5, 0.25, 0.0]}]
     best = {
         "epoch": 1,
         "step": 3,
@@ -110,6 +110,11 @@ def test_the_numbers_of_a_run(tmp_path: Path):
         ["dog", "0.7500", "1.5000", "12"],
     ]
     assert re.findall(r'class="bar" style="--v:(\d+)%">([^<]*)<', html) == [("25", "0.2500"), ("75", "0.7500")]
+    curves = html[html.index('aria-label="all classes, cat"') :]
+    lines = [[float(at) for at in re.split("[ ,]", line)] for line in re.findall(r'points="([^"]*)"', curves)[:2]]
+    [left, top, half, middle], [_, _, _, _, _, _, quarters, low] = lines
+    assert quarters - left == pytest.approx(1.5 * (half - left), abs=0.2), "to recalls of 0.5 and 0.75, where they end"
+    assert low - top == pytest.approx(1.5 * (middle - top), abs=0.2) and low > middle > top
     assert "demo_classification on /data/pets<" in html and "<pre>sightline train &#x27;a b&#x27;</pre>" in html
     assert [row for row in tables(html)[-2] if row[0] != "command"] == [["ranks", "2"], ["packages", "torch 2.9, x 1"]]
 
