@@ -230,6 +230,12 @@ def test_what_cannot_be_compared_is_refused(tmp_path, flags, options, message):
         measure(tmp_path, *flags, **options)
 
 
+def test_only_classifiers_have_reference_pipelines(tmp_path):
+    recipe, run = config.load("demo_detection", TINY[4:])
+    with pytest.raises(UsageError, match="--loader compares classification pipelines; DetectionData describes none"):
+        benchmark(recipe, run, BenchmarkOptions(loader=True, out=tmp_path), lambda _: None)
+
+
 def test_augmentation_the_references_lack_is_refused(tmp_path, shapes):
     with pytest.raises(UsageError, match="--data.augment on"):
         measure(tmp_path, f"--data.path={shapes}", "--data.augment=off", loader=True)
@@ -302,6 +308,31 @@ def test_turns(room, order, turns):
     assert (found, "".join(seen)) == (order, turns.replace(" ", ""))
     assert [(timing.name, len(timing.seconds), timing.images) for timing in timings] == [("a", 2, 2), ("b", 2, 2)]
     assert Counted.alive == 0
+
+
+def test_nobody_works_in_the_turn_of_another():
+    awake = set()
+
+    class Loud(Contender):
+        images = 1
+
+        def __init__(self, name):
+            self.name = name
+            awake.add(name)  # as a loader whose workers fill their queues
+            self.rest()
+
+        def wake(self):
+            awake.add(self.name)
+
+        def rest(self):
+            awake.discard(self.name)
+
+        def advance(self):
+            assert awake == {self.name}
+
+    makers = [lambda name=name: Loud(name) for name in "abc"]
+    measure_in_turn(makers, batches=2, warmup=1, repeats=2, device=CPU, say=lambda text: None)
+    assert not awake
 
 
 def test_a_first_contender_that_does_not_fit_alone_is_not_tried_again():
@@ -491,7 +522,7 @@ def test_peers_of_a_detector_get_boxes_inside_of_their_images():
 
 
 def test_the_peer_of_a_unet_is_monais_network_of_the_same_form(monkeypatch):
-    pytest.importorskip("monai")
+    losses = pytest.importorskip("monai.losses")
     recipe, _ = config.load("demo_segmentation", [*TINY[4:], "--model.width=4"])
     spec = DataSpec(("background", "a", "b"), 1, (32, 32), (0.0,), (1.0,))
     model = recipe.model.build(spec)
@@ -503,7 +534,11 @@ def test_the_peer_of_a_unet_is_monais_network_of_the_same_form(monkeypatch):
     for image, label in step.batches:
         assert image.shape == (2, 1, 32, 32) and image.is_contiguous(memory_format=torch.channels_last)
         assert label.shape == (2, 1, 32, 32) and set(label.unique().tolist()) == {0, 1, 2}
-    assert step.forward(image).shape == (2, len(model.heads), 3, 32, 32)
+    answer = step.forward(image)
+    assert answer.shape == (2, len(model.heads), 3, 32, 32) and len(model.heads) == 3
+    criterion = losses.DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
+    expected = losses.DeepSupervisionLoss(criterion, "exp")(list(answer.unbind(1)), label) / (1 + 0.5 + 0.25)
+    torch.testing.assert_close(step.loss_of(lambda _: answer, (image, label)), expected)
     of_volumes = dataclasses.replace(spec, size=(32, 32, 32))
     volumes = dataclasses.replace(ours, model=recipe.model.build(of_volumes), spec=of_volumes)
     assert len(peers_segmentation.steps([Peer("eager", "fp32", is_last) for is_last in (False, True)], volumes)) == 1

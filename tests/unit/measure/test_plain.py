@@ -71,14 +71,14 @@ def test_a_unet_of_monai(tmp_path: Path, dim: int, precision: str):
     cases = []
     for number in range(3):
         case = {key: str(tmp_path / f"{key}{number}.npy") for key in ("image", "label")}
-        label = np.zeros((8, 16, 16), np.uint8)
+        label = np.zeros((8 + 2 * number, 16, 12 + 4 * number), np.uint8)  # a batch holds crops, padded where needed
         label[2:6, 4:12, 4:12] = 1
         np.save(case["label"], label)
         np.save(case["image"], (label[None] * 4.0 + number).astype(np.float32))
         cases.append(case)
     network = {"spatial_dims": dim, "in_channels": 1, "out_channels": 2, "kernel_size": [3] * 3, "strides": [1, 2, 2]}
     network |= {"upsample_kernel_size": [2, 2], "filters": [4, 8, 8], "deep_supervision": False, "deep_supr_num": 1}
-    options = {"train": cases[:2], "val": cases[2:], "network": network, "dim": dim, "crop": [8, 16, 16], "items": 1}
+    options = {"train": cases[:2], "val": cases[2:], "network": network, "dim": dim, "crop": [8, 16, 16], "items": 2}
     options |= {"steps": 3, "eval_every": 2, "epochs": 3, "workers": 0, "device": "cpu", "precision": precision}
     options |= {"marks": str(tmp_path / "marks"), "checkpoint": str(tmp_path / "plain.pt")}
     torch.manual_seed(0)
