@@ -17,6 +17,7 @@ import argparse
 import ast
 import contextlib
 import copy
+import functools
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -259,11 +260,29 @@ def _trace(files: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
             data = coverage.CoverageData(str(path))
             data.read()
             for measured in data.measured_files():
+                if not Path(measured).is_relative_to(REPO / "sightline"):  # the script of a test
+                    continue
                 file = Path(measured).relative_to(REPO).as_posix()
                 for line, contexts in data.contexts_by_lineno(measured).items():
                     for context in filter(None, contexts):
                         runs[context][file].add(line)
     return {test: {file: sorted(v) for file, v in ran.items()} for test, ran in runs.items()}, dict(seconds)
+
+
+def pytest_load_initial_conftests() -> None:
+    """As a plugin of the tracing run: trace the scripts that tests run in processes of their own, too."""
+    if "MUTANTS_TRACE" in os.environ:
+        import warm  # type: ignore[import-not-found]
+
+        warm.python = functools.partial(_traced_python, warm.python)
+
+
+def _traced_python(run: Callable[..., object], folder: Path, *words: object, **how: object) -> object:
+    test, _, stage = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")
+    context = test if stage == "(call)" else test.partition("::")[0]
+    data = Path(os.environ["MUTANTS_TRACE"], f"data.{os.urandom(8).hex()}")
+    options = [f"--data-file={data}", f"--context={context}", "--rcfile=/dev/null"]
+    return run(folder, "-m", "coverage", "run", *options, *words, **how)
 
 
 def pytest_configure(config: object) -> None:

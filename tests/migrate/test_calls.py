@@ -162,6 +162,8 @@ def test_queries(on_cpu: Start, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
     cuda.set_device(1)
     assert cuda.current_device() == 1 and cuda.device_count() == 3
+    streams = cuda.Stream(), cuda.Stream(-1), cuda.Stream("cuda"), cuda.Stream(2), cuda.Stream("cuda:2")
+    assert [each.device_index for each in streams] == [1, 1, 1, 2, 2] and cuda.Event().device.index == 1
     with cuda.device(0):
         assert cuda.current_device() == 0
     with cuda.device(torch.device("cuda:2")), cuda.device_of(torch.ones(1)):

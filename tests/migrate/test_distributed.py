@@ -22,6 +22,7 @@ from sightline.migrate.rules import distributed
 from sightline.migrate.targets import Target
 
 FIXTURES = Path(__file__).parent / "fixtures"
+BUILT_WITH_NCCL = dist.is_nccl_available(), dist.is_backend_available("nccl")  # of torch, before any activation
 
 
 def done_for(name: str) -> list[str]:
@@ -92,11 +93,12 @@ def test_torch_hears_the_truth_about_the_backend(alone: Callable[..., None]):
     alone("nccl")
     record.truths.clear()
     nn.parallel.DistributedDataParallel(nn.Linear(2, 2), device_ids=[0])
-    dist.broadcast_object_list([1], 0)
+    dist.broadcast_object_list([1], 0, None, "cuda:0")
+    assert done_for("torch.distributed.broadcast_object_list") == ["sent through the target"]
     from_torch: dict[str, Any] = {"dist": dist}
-    code = compile("backend = dist.get_backend()", os.path.join(os.path.dirname(torch.__file__), "nn", "x.py"), "exec")
-    exec(code, from_torch)
-    assert from_torch["backend"] == "gloo"
+    code = "backend, built = dist.get_backend(), (dist.is_nccl_available(), dist.is_backend_available('nccl'))"
+    exec(compile(code, os.path.join(os.path.dirname(torch.__file__), "nn", "x.py"), "exec"), from_torch)
+    assert from_torch["backend"] == "gloo" and from_torch["built"] == BUILT_WITH_NCCL
     assert record.truths["torch.distributed.get_backend"] >= 1
 
 

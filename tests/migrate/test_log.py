@@ -183,10 +183,19 @@ train()
 
 
 def test_killed_process_leaves_what_it_had_seen(run_script: Run, tmp_path: Path):
-    text = "import os, signal, torch\ntorch.ones(1, device='cuda')\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    text = """import os, signal, sys, torch
+torch.ones(1, device="cuda")
+if os.fork() == 0:
+    torch.zeros(1, device="cuda")
+    sys.exit(0)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
     assert run_script(text, check=False).returncode == -signal.SIGKILL
-    (document,) = documents(tmp_path / "migrate_log")
-    assert not document["finished"] and calls([document]) == {"torch.ones": 1}
+    found = documents(tmp_path / "migrate_log")
+    parent, child = sorted(found, key=lambda document: document["parent"] is not None)
+    assert not parent["finished"] and calls([parent]) == {"torch.ones": 1}
+    assert child["finished"] and calls([child]) == {"torch.zeros": 1} and child["parent"] == parent["pid"]
 
 
 def test_no_log_where_there_can_be_no_folder(run_script: Run, tmp_path: Path):

@@ -39,7 +39,7 @@ def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, s
     path.write_text(HEAD + line + "\n")
     here = len(HEAD.splitlines()) + 1
     findings = [each for each in scan.scan_file(path, table) if each.line >= here]
-    assert all(each.source in line for each in findings)
+    assert all(each.source and each.source in line for each in findings)
     return [(each.kind, each.api) for each in findings]
 
 
@@ -64,6 +64,7 @@ def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, s
         ("x.to(torch.float32)", []),
         ("x.to('cpu')", [("sync", '.to("cpu")')]),
         ("net = Net(device='cuda')", [("exact", 'device="cuda"')]),
+        ("net = Net(device='meta', name='cuda')", []),
         ("if x.is_cuda: pass", [("adapted", ".is_cuda")]),
         ("x = torch.cuda.FloatTensor(2)", [("adapted", "torch.cuda.FloatTensor")]),
         ("g = torch.cuda.CUDAGraph()", [("refused", "torch.cuda.CUDAGraph")]),
@@ -189,6 +190,8 @@ def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: py
         *(("so that it is fast", line) for line in (7, 9, 9, 10, 16, 20)),
         *(("so that it is accurate", line) for line in (8, 9, 9, 10, 11, 19)),
     ]
+    lines = ADVISED.splitlines()
+    assert [each["source"] for each in advice] == [lines[each["line"] - 1].strip() for each in advice]
     remedies = " ".join(each["remedy"] for each in advice)
     for word in ("non_blocking=True", "fused=True", "channels_last", "num_workers", "every N steps", "warm-up"):
         assert word in remedies

@@ -349,10 +349,10 @@ def test_amp_model_can_be_copied_and_saved(apex: Any):
 def test_amp_accumulates_unscaled_gradients(apex: Any):
     """Two backward calls, both ways apex allows; against one backward of the sum."""
     amp = apex.amp
-    for delays in (False, True):
+    for delays, is_late in ((False, False), (True, False), (True, True)):
         weight = nn.Parameter(torch.tensor([2.0]))
         optimizer = torch.optim.SGD([weight], lr=0.1)
-        amp.initialize(nn.Identity(), optimizer, opt_level="O1")
+        amp.initialize(nn.Identity(), None if is_late else optimizer, opt_level="O1")  # late: made after initialize
         with amp.scale_loss((weight * 3).sum(), optimizer, delay_unscale=delays) as scaled:
             scaled.backward()
         with amp.scale_loss((weight * 4).sum(), optimizer) as scaled:
@@ -379,6 +379,11 @@ def test_amp_skips_the_step_of_an_overflow(apex: Any, capsys: pytest.CaptureFixt
     amp.initialize(nn.Identity(), optimizer, opt_level="O2", num_losses=2)
     amp.load_state_dict(saved)
     assert amp.state_dict() == saved
+    saved["loss_scaler1"] = {"loss_scale": 2.0**24, "unskipped": 1999}  # apex's highest, about to be doubled
+    amp.load_state_dict(saved)
+    with amp.scale_loss(weight.sum(), optimizer, loss_id=1) as scaled:
+        scaled.backward()
+    assert amp.state_dict()["loss_scaler1"] == {"loss_scale": 2.0**24, "unskipped": 0}
 
 
 def test_amp_scale_grows_and_stays_within_bounds(apex: Any):

@@ -44,6 +44,17 @@ def test_every_rule_names_something_that_exists():
         assert hasattr(owner, name), rule
 
 
+def test_a_rule_is_for_the_releases_of_torch_that_have_its_name():
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    before, now, after = (major, minor - 1), (major, minor), (major, minor + 1)
+
+    def fits(**releases: tuple[int, int]) -> bool:
+        return table.Rule("torch.ones", "exact", lambda *_: None, "", **releases).fits("cpu")
+
+    assert fits() and fits(since=before) and fits(since=now) and fits(until=after) and fits(since=now, until=after)
+    assert not fits(since=after) and not fits(until=now) and not fits(since=before, until=now)
+
+
 def test_every_device_constructor_of_torch_has_a_rule():
     from torch.utils._device import _device_constructors
 

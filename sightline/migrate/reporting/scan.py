@@ -145,7 +145,7 @@ def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
         raise MigrateError(f"{path}:{error.lineno}: {error.msg}; this Python version cannot parse it") from error
     lines = text.decode("utf-8", "replace").splitlines()
     found = {
-        (line, kind, api): CudaUse(str(path), line, kind, api, what, lines[line - 1].strip() if lines else "")
+        (line, kind, api): CudaUse(str(path), line, kind, api, what, lines[line - 1].strip())
         for line, kind, api, what in Reader(tree, rules).uses()
     }
     return sorted(found.values(), key=lambda use: (use.line, (*report.KINDS, SYNC).index(use.kind)))

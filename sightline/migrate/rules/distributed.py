@@ -46,7 +46,6 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
-    session.undo.on_undo(_asked.clear)
     if session.target.name in HOST_MEMORY:
         session.imports.when_imported("torch.distributed.fsdp", lambda _: _accept_host_states(session))
 

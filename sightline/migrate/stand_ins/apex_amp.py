@@ -42,7 +42,7 @@ class LossScaler:
 
     __module__ = "apex.amp.scaler"
 
-    def __init__(self, scale: float | str, lowest: float | None = None, highest: float = 2.0**24) -> None:
+    def __init__(self, scale: float | str, lowest: float | None, highest: float) -> None:
         self.dynamic = scale == "dynamic"
         self._loss_scale = min(highest, FIRST_SCALE) if self.dynamic else float(scale)
         self._lowest = lowest or 0.0

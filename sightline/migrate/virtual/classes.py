@@ -49,9 +49,7 @@ def typed_tensor(rule: Rule, original: Any, session: Session) -> Any:
     """Make torch.cuda.*Tensor and torch.cuda.sparse.*Tensor."""
     owner = torch.sparse if ".sparse." in rule.name else torch
     name = rule.name.rsplit(".", 1)[-1]
-    asked = getattr(owner, name, None)
-    if asked is None:
-        return original
+    asked = getattr(owner, name)
     convert = convert_of(session)
     dtype = asked.dtype if convert is None else convert(asked.dtype)
     host = {torch.float32: owner.FloatTensor, torch.bfloat16: owner.BFloat16Tensor}.get(dtype, asked)
