@@ -13,7 +13,7 @@ from sightline.migrate.options import MigrateError
 from sightline.migrate.virtual import places
 
 MOST_DEVICES = 64  # "cuda:0" to "cuda:63" are looked up in a table; more are parsed
-COLLECTIVES = {"cpu": "gloo", "mps": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl"}
+COLLECTIVES = {"hpu": "hccl", "npu": "hccl"}  # registered on import of the vendor's package; torch knows the others
 LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 """variables of torchrun, Open MPI, MPICH and Slurm"""
 NO_PROCESS_GROUP = "gloo"
@@ -80,7 +80,7 @@ def choose(wanted: str) -> Target | None:
             return None
         wanted = _reported()
     if wanted == "cpu":
-        return Target("cpu", None, COLLECTIVES["cpu"])
+        return Target("cpu", None, _collective_of("cpu"))
     module = getattr(torch, wanted, None)
     if not isinstance(module, ModuleType):
         raise MigrateError(f"target {wanted!r}: there is no torch.{wanted}; install its backend, or use --target cpu")

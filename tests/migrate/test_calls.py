@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from sightline.migrate import migrate
 from sightline.migrate.options import MigrateError
 from sightline.migrate.reporting import record
 from sightline.migrate.rules import factories
@@ -259,8 +260,9 @@ def test_graphs_are_refused(on_cpu: Start):
         torch.cuda.graph(graph),
     ):
         pass
-    with pytest.raises(MigrateError, match=r"test_calls.py:\d+: CUDA graphs"):
-        graph.replay()
+    for use in (graph.capture_begin, graph.capture_end, graph.replay):
+        with pytest.raises(MigrateError, match=r"test_calls.py:\d+: CUDA graphs"):
+            use()
     refused = {each.rule.name: each.user.file for each in record.records.values() if each.kind == "refused"}
     assert refused == {"torch.cuda.graph": __file__, "torch.cuda.CUDAGraph": __file__}
     layer = torch.nn.Linear(2, 2)
@@ -330,8 +332,9 @@ def test_switches_and_markers(on_cpu: Start):
     with torch.cuda.nvtx.range("step"), torch.cuda.profiler.profile(), torch.autograd.profiler.emit_nvtx():
         torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop(), torch.cuda.nvtx.mark("b")
     torch.cuda.profiler.start(), torch.cuda.profiler.stop(), torch.cuda.tunable.enable(False)
-    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
-        pass
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        assert pool.snapshot() == []
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -425,3 +428,32 @@ def test_one_record_per_line_and_counts(on_cpu: Start):
     finally:
         record.listeners.pop()
     assert heard == ["torch.ones"]
+
+
+def test_a_device_that_shares_the_hosts_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    """torch.mps where there is none: it has no streams and its functions take no device, unlike those of torch.cuda."""
+    waits: list[str] = []
+    fractions: list[float] = []
+
+    def set_per_process_memory_fraction(fraction: float) -> None:
+        fractions.append(fraction)
+
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.mps, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append(doing))
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 5)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", set_per_process_memory_fraction)
+    with migrate(target="mps", quiet=True):
+        stream, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
+        asked = {
+            "record": event.record, "event": event.synchronize, "stream": stream.synchronize,
+            "all": torch.cuda.synchronize, "one": lambda: torch.cuda.synchronize("cuda:0"),
+        }  # fmt: skip
+        for doing, wait in asked.items():  # noqa: B007  # read above
+            wait()
+        assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(0)) == (5, 7)
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        torch.cuda.set_per_process_memory_fraction(0.25, 0)
+        torch.cuda.set_per_process_memory_fraction(0.125, device="cuda:0")
+    assert waits == list(asked) and fractions == [0.5, 0.25, 0.125]

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from warm import free_port
 
-from sightline.migrate import cli
+from sightline.migrate import cli, targets
 from sightline.migrate.reporting import record
 from sightline.migrate.rules import distributed
 from sightline.migrate.targets import Target
@@ -51,6 +52,17 @@ def done_for(name: str) -> list[str]:
 def test_backend_of_the_target(wanted: str, target: str, there: str):
     collectives = {"cpu": "gloo", "hpu": "hccl", "xpu": "xccl"}
     assert distributed.backend_of(wanted, Target(target, None, collectives[target])) == there
+
+
+def test_collectives_of_a_target(monkeypatch: pytest.MonkeyPatch):
+    for name in ("hpu", "npu", "xpu", "mps", "warp"):
+        module = types.ModuleType(f"torch.{name}")
+        module.is_available = lambda: True  # type: ignore[attr-defined]
+        monkeypatch.setattr(torch, name, module, raising=False)
+    found = {name: targets.choose(name) for name in ("cpu", "hpu", "npu", "xpu", "mps", "warp")}
+    assert {name: target and target.collective for name, target in found.items()} == {
+        "cpu": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl", "mps": "gloo", "warp": "gloo"
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -184,6 +184,7 @@ train()
 
 def test_killed_process_leaves_what_it_had_seen(run_script: Run, tmp_path: Path):
     text = """import os, signal, sys, torch
+exec(compile("torch.cuda.is_available()", torch.__file__, "exec"))
 torch.ones(1, device="cuda")
 if os.fork() == 0:
     torch.zeros(1, device="cuda")
@@ -195,6 +196,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     found = documents(tmp_path / "migrate_log")
     parent, child = sorted(found, key=lambda document: document["parent"] is not None)
     assert not parent["finished"] and calls([parent]) == {"torch.ones": 1}
+    assert (parent["truths"], child["truths"]) == ({"torch.cuda.is_available": 1}, {})
     assert child["finished"] and calls([child]) == {"torch.zeros": 1} and child["parent"] == parent["pid"]
 
 
@@ -232,7 +234,7 @@ raise ValueError("\\x1b[31mred\\x1b[0m fish")
     assert found["torch.amp.autocast_mode.autocast.__init__"]["what"] == "off, as the script asks"
 
 
-def test_launchers_are_known_by_what_the_interpreter_runs():
+def test_launchers_are_known_by_what_the_interpreter_runs(monkeypatch: pytest.MonkeyPatch):
     words = {
         "-m torch.distributed.run --nproc-per-node 2 train.py": "torch.distributed.run",
         "-u -X faulthandler /usr/bin/torchrun train.py": "/usr/bin/torchrun",
@@ -241,3 +243,8 @@ def test_launchers_are_known_by_what_the_interpreter_runs():
         "": "",
     }
     assert {text: logfile._program(text.split()) for text in words} == words
+    launchers = []
+    for text in words:
+        monkeypatch.setattr(sys, "orig_argv", ["python", *text.split()])
+        launchers += [text] if logfile.is_launcher() else []
+    assert launchers == list(words)[:2]

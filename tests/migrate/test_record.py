@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ PLAIN = {
     "torch.Tensor.type_as": "x.cuda().type_as(x.cpu())",
     "torch.UntypedStorage.__new__": 'torch.UntypedStorage(2, device="cuda")',
     "torch.amp.autocast_mode.autocast.__init__": 'torch.autocast("cuda")',
+    "torch.amp.custom_fwd": 'torch.amp.custom_fwd(lambda x: x, device_type="cuda")',
     "torch.amp.GradScaler.__init__": 'torch.amp.GradScaler("cuda")',
     "torch.autograd.profiler.emit_nvtx.__init__": "torch.autograd.profiler.emit_nvtx()",
     "torch.autograd.profiler.profile.__init__": 'torch.autograd.profiler.profile(use_device="cuda")',
@@ -55,6 +57,18 @@ PLAIN = {
     "torch.utils._device.DeviceContext.__init__": 'torch.set_default_device("cuda")',
     "torch.utils.data.DataLoader.__init__": "torch.utils.data.DataLoader([1], pin_memory=True)",
 }
+APEX = {
+    "apex.amp.disable_casts": "apex.amp.disable_casts()",
+    "apex.amp.float_function": "apex.amp.register_float_function(nn.Module(), 'forward')",
+    "apex.amp.half_function": "apex.amp.half_function(torch.mm)",
+    "apex.amp.initialize": "apex.amp.initialize(net)",
+    "apex.normalization.FusedLayerNorm": "apex.normalization.FusedLayerNorm(2)",
+    "apex.normalization.FusedRMSNorm": "apex.normalization.FusedRMSNorm(2)",
+    "apex.optimizers.FusedSGD": "apex.optimizers.FusedSGD(net.parameters(), lr=0.1)",
+    "apex.parallel.LARC": "apex.parallel.LARC(torch.optim.SGD(net.parameters(), lr=0.1))",
+    "apex.parallel.SyncBatchNorm": "apex.parallel.SyncBatchNorm(2)",
+    "apex.parallel.convert_syncbn_model": "apex.parallel.convert_syncbn_model(net)",
+}
 SHOWN = {
     "torch.Tensor.device": "x.device",
     "torch.Tensor.get_device": "x.get_device()",
@@ -82,19 +96,21 @@ BFLOAT16 = {
     ("options", "calls", "what"),
     [
         ({}, PLAIN, ""),
+        ({"amp": "keep"}, APEX, ""),
         ({"claim": True}, SHOWN, ""),
         ({"amp": "keep", "fp16_to_bf16": True}, BFLOAT16, "bfloat16 instead of float16"),
     ],
-    ids=["plain", "shown", "converted"],
+    ids=["plain", "apex", "shown", "converted"],
 )
 def test_a_call_counts_once_under_its_name(
     on_cpu: Callable[..., Any], options: dict[str, Any], calls: dict[str, str], what: str
 ):
     on_cpu(**options)
+    apex = importlib.import_module("apex")  # the stand-in
     wrong = {}
     try:
         for name, call in calls.items():
-            given = {"torch": torch, "nn": torch.nn, "x": torch.ones(1, 2), "net": torch.nn.Linear(2, 2)}
+            given = {"apex": apex, "torch": torch, "nn": torch.nn, "x": torch.ones(1, 2), "net": torch.nn.Linear(2, 2)}
             record.reset()
             exec(compile(call, __file__, "exec"), given)
             torch.set_default_device(None)

@@ -74,6 +74,10 @@ def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, s
         ("except_ = torch.cuda.OutOfMemoryError", []),
         ("load('k', ['k.cpp', 'k.cu'])", [("refused", "torch.utils.cpp_extension.load")]),
         ("load('k', ['k.cpp'])", []),
+        ("load('k', ['k.cpp'], with_cuda=True)", [("refused", "torch.utils.cpp_extension.load")]),
+        ("ce.load_inline('k', 'x', cuda_sources='y')", [("refused", "torch.utils.cpp_extension.load_inline")]),
+        ("from .torch.cuda import synchronize\nsynchronize()", []),
+        ("from . import cupy", []),
         ("ce.CUDAExtension('k', ['k.cu'])", [("refused", "torch.utils.cpp_extension.CUDAExtension")]),
         ("import cupy as cp", [("refused", "cupy")]),
         ("from numba import cuda as nc", [("refused", "numba.cuda")]),
@@ -212,6 +216,10 @@ def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: py
         ("torch.randint(0, 9, (500, 3))", "64", "is 52 of 64"),
         ("torch.load('x.pt')", "64", "may be smaller"),
         ("torch.randn(count, 3)", "64", "may be smaller"),
+        ("torch.randn(512, 3)", "count", "may be smaller"),
+        ("torch.arange(512)", "100", "is 12 of 100"),
+        ("torch.arange(8, 512)", "64", "may be smaller"),
+        ("torch.rand(size=[512, 3])", "100", "is 12 of 100"),
     ],
 )
 def test_advice_on_a_loader_of_tensors_knows_workers_and_the_last_batch(

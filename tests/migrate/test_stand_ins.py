@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -210,6 +211,26 @@ def test_optimizers_torch_has_too(apex: Any, name: str, options: dict[str, Any],
     expect_close(stepped(getattr(apex.optimizers, name), **options), stepped(of_torch))
 
 
+@pytest.mark.parametrize("name", ["FusedAdagrad", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD"])
+def test_zero_grad_drops_gradients_as_apex_does(apex: Any, name: str):
+    weight, kind = nn.Parameter(torch.ones(2)), getattr(apex.optimizers, name)
+
+    def left(call: dict[str, bool], **options: bool) -> list[float] | None:
+        weight.grad = torch.ones(2)
+        kind([weight], lr=0.1, **options).zero_grad(**call)
+        return None if weight.grad is None else weight.grad.tolist()
+
+    assert left({}) == ([0.0, 0.0] if name == "FusedSGD" else None)
+    assert left({"set_to_none": False}) == [0.0, 0.0] and left({"set_to_none": True}) is None
+    assert left({}, set_grad_none=False) == [0.0, 0.0] and left({}, set_grad_none=True) is None
+
+
+@pytest.mark.parametrize("name", ["FusedAdam", "FusedLAMB", "FusedNovoGrad"])
+def test_optimizers_have_no_amsgrad(apex: Any, name: str):
+    with pytest.raises(RuntimeError, match=f"{name} has no AMSGrad variant"):
+        getattr(apex.optimizers, name)([nn.Parameter(torch.ones(2))], amsgrad=True)
+
+
 def test_decay_after_momentum(apex: Any):
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "wd_after_momentum": True}
     weights, buffers = [each.copy() for each in START], [np.zeros_like(each) for each in START]
@@ -323,7 +344,7 @@ def test_amp_levels(apex: Any, level: str, inside: torch.dtype, scale: float):
     model, optimizer = amp.initialize(model, optimizer, opt_level=level)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # wraps step() in its own way
     x = torch.ones(2, 4)
-    loss = model(x)["y"].pow(2).mean() / 100
+    loss = model(x=x)["y"].pow(2).mean() / 100
     assert model.seen == [inside] and loss.dtype is torch.float32
     with amp.scale_loss(loss, optimizer) as scaled:
         assert scaled.item() == pytest.approx(loss.item() * scale)
@@ -432,6 +453,10 @@ def test_float_functions(apex: Any):
         assert product(half, half).dtype is torch.float32
         with apex.amp.disable_casts():
             assert torch.mm(half.float(), half.float()).dtype is torch.float32
+    module = SimpleNamespace(wide=torch.mm, narrow=torch.mm)
+    apex.amp.register_float_function(module, "wide"), apex.amp.register_half_function(module, "narrow")
+    with torch.autocast("cuda"):
+        assert module.wide(half, half).dtype is torch.float32 and module.narrow(half, half).dtype is torch.float16
 
 
 # pynvml

@@ -51,8 +51,7 @@ def advise_file(path: Path, rules: RuleIndex, uses: Sequence[CudaUse]) -> list[A
     found = {(use.line, RUNS, use.api, use.what) for use in uses if use.kind == "refused"}
     found |= {(line, stage, what, remedy) for line, stage, what, remedy in _Advisor(text, rules).advice()}
     made = [
-        Advice(str(path), line, stage, what, remedy, lines[line - 1].strip())
-        for line, stage, what, remedy in found
+        Advice(str(path), line, stage, what, remedy, lines[line - 1].strip()) for line, stage, what, remedy in found
     ]
     return sorted(made, key=lambda each: (STAGES.index(each.stage), each.line, each.what))
 

@@ -349,9 +349,18 @@ def queries() -> None:
 def pinning() -> None:
     assert torch.ones(2).pin_memory().is_pinned() and torch.ones(2).pin_memory("cuda").is_pinned("cuda")
     assert torch.empty(2, pin_memory=True).is_pinned() and not torch.ones(2).is_pinned()
+    assert torch.ones(2).untyped_storage().pin_memory().is_pinned()
     for more in ({}, {"pin_memory_device": "cuda"}, {"num_workers": 1}):
         for (batch,) in DataLoader(TensorDataset(torch.ones(4, 2)), 2, pin_memory=True, **more):
             assert batch.is_pinned() and where(batch.cuda(non_blocking=True)) == "twin:0", more
+
+
+def profilers() -> None:
+    assert torch.autograd.profiler.profile(use_cuda=True).use_device == "twin"
+    assert torch.autograd.profiler.profile(use_device="cuda").use_device == "twin"
+    activity = torch.profiler.ProfilerActivity
+    for asked in ({"use_cuda": True}, {"activities": [activity.CPU, activity.CUDA]}):
+        assert set(torch.profiler.profile(**asked).activities) == {activity.CPU, activity.PrivateUse1}, asked
 
 
 def compiled() -> None:
@@ -445,8 +454,8 @@ def training() -> None:
 TOPICS = (
     factories, factories_after_a_tensor, moves, current_device, modules, typed_constructors, identity, truth_for_torch,
     storages, mixing_is_refused, checkpoints_of_a_gpu, checkpoints_of_its_own, optimizer_state, autocast, grad_scaler,
-    generators, random_states, default_device, streams, events, queries, pinning, compiled, copies, data_parallel,
-    parallelism_by_hand, scripted, recomputation, training,
+    generators, random_states, default_device, streams, events, queries, pinning, profilers, compiled, copies,
+    data_parallel, parallelism_by_hand, scripted, recomputation, training,
 )  # fmt: skip
 
 if __name__ == "__main__":
