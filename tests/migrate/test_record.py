@@ -41,7 +41,7 @@ PLAIN = {
     "torch.distributed.is_nccl_available": "torch.distributed.is_nccl_available()",
     "torch.empty": "torch.empty(2, pin_memory=True)",
     "torch.is_autocast_enabled": 'torch.is_autocast_enabled("cuda")',
-    "torch.jit.optimize_for_inference": "torch.jit.optimize_for_inference(torch.jit.freeze(torch.jit.script(net.eval())))",
+    "torch.jit.optimize_for_inference": "torch.jit.optimize_for_inference(torch.jit.script(net.eval()))",
     "torch.nn.DataParallel.__init__": "nn.DataParallel(net)",
     "torch.nn.Module.cpu": "net.cuda().cpu()",
     "torch.nn.Module.cuda": "net.cuda()",

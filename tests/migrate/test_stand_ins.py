@@ -504,11 +504,28 @@ def test_pynvml_refuses_in_its_own_words(on_cpu: Start):
         pynvml.nvmlDeviceGetHandleByIndex(1)
     with pytest.raises(
         pynvml.NVMLError, match=r"test_stand_ins.py:\d+: pynvml.nvmlDeviceGetPowerUsage is not available"
-    ):
+    ) as caught:
         pynvml.nvmlDeviceGetPowerUsage(0)
+    assert caught.value.value == pynvml.NVML_ERROR_NOT_SUPPORTED
     with pytest.raises(AttributeError, match=r"test_stand_ins.py:\d+: pynvml.nvmlDeviceGetSomethingNew"):
         pynvml.nvmlDeviceGetSomethingNew(0)
     assert kinds("pynvml.nvmlDeviceGetPowerUsage") == {"refused"}
+
+
+@pytest.mark.usefixtures("_no_pynvml")
+def test_pynvml_has_the_numbers_of_nvidias_header(on_cpu: Start):
+    """nvml.h; scripts compare errors with them, and pass the others."""
+    header = {
+        "NVML_SUCCESS": 0, "NVML_ERROR_UNINITIALIZED": 1, "NVML_ERROR_INVALID_ARGUMENT": 2,
+        "NVML_ERROR_NOT_SUPPORTED": 3, "NVML_AFFINITY_SCOPE_NODE": 0, "NVML_AFFINITY_SCOPE_SOCKET": 1,
+        "NVML_TEMPERATURE_GPU": 0, "NVML_CLOCK_GRAPHICS": 0, "NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2,
+        "NVML_CLOCK_VIDEO": 3, "NVML_PCIE_UTIL_TX_BYTES": 0, "NVML_PCIE_UTIL_RX_BYTES": 1,
+    }  # fmt: skip
+    on_cpu()
+    import pynvml
+
+    assert {name: getattr(pynvml, name) for name in header} == header
+    assert pynvml.nvmlMemory_v2 == 40 | 2 << 24  # the size of the structure and its version
 
 
 @pytest.mark.parametrize("has_driver", [False, True])
