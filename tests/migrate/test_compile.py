@@ -197,6 +197,7 @@ def test_jit_with_devices_inside(on_cpu: Start, tmp_path: Any):
     loaded = torch.jit.load(path, map_location="cuda")
     assert torch.equal(loaded(x), loaded.layer(x) + 1)
     assert torch.equal(torch.jit.script(helper)(x), x)
+    assert {"torch.jit.script", "torch.jit.load"} <= {each.rule.name for each in record.records.values()}
 
 
 def default_device(x: torch.Tensor, device: torch.device = torch.device("cuda"), times: int = 3) -> torch.Tensor:  # noqa: B008

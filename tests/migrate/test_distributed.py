@@ -80,20 +80,38 @@ def alone(on_cpu: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., 
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs", "name", "config"),
+    ("args", "kwargs", "name", "config", "done"),
     [
-        (("nccl",), {}, "nccl", "cuda:nccl"),
-        ((), {"backend": "nccl", "device_id": torch.device("cuda", 0)}, "nccl", "cuda:nccl"),
-        ((), {"backend": dist.Backend.NCCL, "pg_options": object()}, "nccl", "cuda:nccl"),
-        (("cpu:gloo,cuda:nccl",), {}, "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"),
-        (("gloo",), {}, "gloo", "cpu:gloo"),
+        (("nccl",), {}, "nccl", "cuda:nccl", ["backend gloo"]),
+        (
+            (),
+            {"backend": "nccl", "device_id": torch.device("cuda", 0)},
+            "nccl",
+            "cuda:nccl",
+            ["backend gloo, device_id None"],
+        ),
+        (
+            (),
+            {"backend": dist.Backend.NCCL, "pg_options": object()},
+            "nccl",
+            "cuda:nccl",
+            ["backend gloo, without the options for another backend"],
+        ),
+        (("cpu:gloo,cuda:nccl",), {}, "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl", ["backend cpu:gloo"]),
+        (("gloo",), {}, "gloo", "cpu:gloo", []),
     ],
 )
 def test_script_hears_the_backend_it_named(
-    alone: Callable[..., None], args: tuple[str, ...], kwargs: dict[str, Any], name: str, config: str
+    alone: Callable[..., None],
+    args: tuple[str, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    config: str,
+    done: list[str],
 ):
     alone(*args, **kwargs)
-    assert dist.get_backend() == name
+    assert done_for("torch.distributed.init_process_group") == done
+    assert dist.get_backend() == name and done_for("torch.distributed.get_backend") == ["the name the script passed"]
     assert dist.get_backend_config().startswith(config)
     assert dist.get_backend(dist.new_group(backend="gloo")) == "gloo"
     assert dist.get_backend(dist.new_group(backend="nccl")) == "nccl"
@@ -175,6 +193,7 @@ def test_mesh_and_pipeline_stage_on_the_target(alone: Callable[..., None]):
     assert mesh.device_type == "cpu"
     assert dist.DeviceMesh(device_type="cuda", mesh=[0]).device_type == "cpu"
     assert PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cuda:0")).device == torch.device("cpu")
+    assert done_for("torch.distributed.pipelining.PipelineStage.__init__") == ["on the target"]
 
 
 # two ranks
@@ -368,6 +387,23 @@ def test_two_ranks_compute_what_one_process_does(ran: Callable[[str], Path], way
         differences = [said.pop(name) for name in ("ddp", "fsdp2", "fsdp1")]
         assert said == {"count": 2, "backend": "nccl", "mean": 1.5, "objects": [{"a": 1}]}
         assert max(differences) < 1e-6, differences
+
+
+@WAYS
+def test_the_log_of_each_rank_names_what_was_replaced(ran: Callable[[str], Path], way: str):
+    documents = [json.loads(path.read_text()) for path in (ran(way) / "log").glob("migrate_*.json")]
+    for rank in (0, 1):
+        (sites,) = [each["sites"] for each in documents if each["rank"] == rank and each["sites"]]
+        assert {site["api"] for site in sites} >= {
+            "apex.parallel.DistributedDataParallel",
+            "apex.parallel.convert_syncbn_model",
+            "torch.distributed.barrier",
+            "torch.distributed.broadcast_object_list",
+            "torch.distributed.fsdp.FullyShardedDataParallel.__init__",
+            "torch.distributed.init_process_group",
+            "torch.nn.SyncBatchNorm.forward",
+            "torch.nn.parallel.DistributedDataParallel.__init__",
+        }
 
 
 @pytest.mark.slow  # test_log.py has the one line and the one report of a process and its children

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sightline.migrate import deactivate
+from sightline.migrate.reporting import record
 from sightline.migrate.session import Session
 
 Start = Callable[..., Session]
@@ -48,6 +49,8 @@ def test_load(form: str, weights_only: bool, written_on_a_gpu: Path, on_cpu: Sta
     loaded = torch.load(written_on_a_gpu, weights_only=weights_only, **FORMS[form])
     for name, value in VALUES.items():
         assert torch.equal(loaded[name], value) and loaded[name].device.type == "cpu"
+    named = {each.rule.name for each in record.records.values()}
+    assert ("torch.load" in named) == (form not in ("function", "host"))
 
 
 def test_without_migration_it_cannot_be_read(written_on_a_gpu: Path, on_cpu: Start):
