@@ -238,6 +238,7 @@ def test_launchers_are_known_by_what_the_interpreter_runs(monkeypatch: pytest.Mo
     words = {
         "-m torch.distributed.run --nproc-per-node 2 train.py": "torch.distributed.run",
         "-u -X faulthandler /usr/bin/torchrun train.py": "/usr/bin/torchrun",
+        "/usr/bin/torchrun train.py": "/usr/bin/torchrun",
         "-W ignore train.py torchrun": "train.py",
         "-c pass": "pass",
         "": "",
@@ -247,4 +248,4 @@ def test_launchers_are_known_by_what_the_interpreter_runs(monkeypatch: pytest.Mo
     for text in words:
         monkeypatch.setattr(sys, "orig_argv", ["python", *text.split()])
         launchers += [text] if logfile.is_launcher() else []
-    assert launchers == list(words)[:2]
+    assert launchers == list(words)[:3]
