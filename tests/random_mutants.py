@@ -7,8 +7,8 @@
 The first call traces the default tests once (coverage.py; about ten minutes) to learn which tests run which line. The
 map is kept in .mutants/: changed test files are traced again, of a changed file of the package all tests that ran it
 count; delete the folder to begin anew. Then each bug is written into a copy of the tree and the tests
-that run its line are run, the most specific first, until one fails or `--limit` seconds of tests are used up. Bugs of
-tests/equivalent_mutants.txt, which nobody could notice, are listed apart.
+that run its line, also in a script that they fork, are run, the most specific first, until one fails or `--limit`
+seconds of tests are used up. Bugs of tests/equivalent_mutants.txt, which nobody could notice, are listed apart.
 """
 
 from __future__ import annotations
@@ -320,18 +320,27 @@ def pytest_unconfigure(config: object) -> None:
 
 
 def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
-    """Return tests that run the line, the most specific first, within a limit of seconds; else those of the file."""
+    """Return tests that run the line, within a limit of seconds; else those of its function, else those of its file.
+
+    In turn the test that runs the fewest lines of all, and the one that runs most of what few others run of the file.
+    """
     last = bug.line + bug.text.count("\n")
     of_file = known.tests.get(bug.file, {})
-    running = [test for line in range(bug.line, last + 1) for test in of_file.get(line, [])]
-    if not running or bug.file in known.changed:  # run at import, in other processes only, or moved within its file
+    running: list[str] = []
+    if bug.file not in known.changed:  # else its lines have other numbers
+        running = [test for line in range(bug.line, last + 1) for test in of_file.get(line, [])]
+        running = running or [test for line in _around(bug) for test in of_file.get(line, [])]  # run at import
+    if not running:  # or in other processes only
         running = [test for tests in of_file.values() for test in tests] + _naming(bug.file)
+    rare: Counter[str] = Counter()
+    for tests in of_file.values():
+        rare.update(dict.fromkeys(tests, 1 / len(tests)))  # type: ignore[arg-type]
+    few = sorted(set(running), key=lambda test: (known.lines[test], test))
+    own = sorted(set(running), key=lambda test: (-rare[test], test))
     stem = Path(bug.file).stem
+    in_turn = dict.fromkeys(test for pair in zip(few, own, strict=True) for test in pair)
     # Whole files last: one of them alone may take longer than the limit.
-    ranked = sorted(
-        set(running),
-        key=lambda test: ("::" not in test, stem not in test.partition("::")[0], known.lines[test], test),
-    )
+    ranked = sorted(in_turn, key=lambda test: ("::" not in test, stem not in test.partition("::")[0]))
     chosen, left = [], limit_s
     for test in ranked:
         whole = [each for each in known.seconds if each.startswith(f"{test}::")] if "::" not in test else [test]
@@ -341,6 +350,14 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
             chosen.append(test)
             left -= taken
     return chosen
+
+
+def _around(bug: Bug) -> range:
+    """Return the lines of the innermost function or class around a bug."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    nodes = [node for node in ast.walk(ast.parse((REPO / bug.file).read_text("utf-8"))) if isinstance(node, kinds)]
+    around = [range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes]
+    return min((lines for lines in around if bug.line in lines), key=len, default=range(0))
 
 
 def _naming(file: str) -> list[str]:

@@ -63,16 +63,28 @@ def library(built: list[str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def ended(once: Callable[..., Path], library: str, fork: Run) -> dict[str, str]:
-    """The error of every topic, from one process."""
+def topics(once: Callable[..., Path], library: str, fork: Run) -> Path:
+    """Where one process went through all topics."""
     environment = PATHS | {"TWIN_LIBRARY": library}
-    folder = once("topics", lambda folder: fork(folder, *TWIN, HERE / "checks.py", env=environment, warm=True))
-    return json.loads((folder / "out.txt").read_text().splitlines()[-1])
+    return once("topics", lambda folder: fork(folder, *TWIN, HERE / "checks.py", env=environment, warm=True))
+
+
+@pytest.fixture(scope="session")
+def ended(topics: Path) -> dict[str, str]:
+    """The error of every topic."""
+    return json.loads((topics / "out.txt").read_text().splitlines()[-1])
 
 
 @pytest.mark.parametrize("topic", TOPICS)
 def test_topic(ended: dict[str, str], topic: str) -> None:
     assert ended[topic] == "", ended[topic]
+
+
+def test_the_log_names_what_only_such_a_device_has(topics: Path) -> None:
+    documents = [json.loads(path.read_text()) for path in (topics / "migrate_log").glob("migrate_*.json")]
+    found = {site["api"]: site["what"] for document in documents for site in document["sites"]}
+    names = {"torch.Tensor.pin_memory", "torch.Tensor.device", "torch.get_default_device", "torch.jit.script"}
+    assert names <= found.keys() and found["torch.utils.data.DataLoader.__init__"] == "pinned for twin"
 
 
 def test_the_device_refuses_host_tensors(built: list[str]) -> None:
