@@ -320,17 +320,13 @@ def pytest_unconfigure(config: object) -> None:
 
 
 def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
-    """Return tests that run the line, within a limit of seconds; else those of its function, else those of its file.
+    """Return tests that run the line, within a limit of seconds; else those of the file.
 
     In turn the test that runs the fewest lines of all, and the one that runs most of what few others run of the file.
     """
-    last = bug.line + bug.text.count("\n")
     of_file = known.tests.get(bug.file, {})
-    running: list[str] = []
-    if bug.file not in known.changed:  # else its lines have other numbers
-        running = [test for line in range(bug.line, last + 1) for test in of_file.get(line, [])]
-        running = running or [test for line in _around(bug) for test in of_file.get(line, [])]  # run at import
-    if not running:  # or in other processes only
+    running = [test for line in _lines(bug) for test in of_file.get(line, [])]
+    if not running or bug.file in known.changed:  # run in other processes only, or its lines have other numbers
         running = [test for tests in of_file.values() for test in tests] + _naming(bug.file)
     rare: Counter[str] = Counter()
     for tests in of_file.values():
@@ -352,12 +348,18 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     return chosen
 
 
-def _around(bug: Bug) -> range:
-    """Return the lines of the innermost function or class around a bug."""
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    nodes = [node for node in ast.walk(ast.parse((REPO / bug.file).read_text("utf-8"))) if isinstance(node, kinds)]
-    around = [range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes]
-    return min((lines for lines in around if bug.line in lines), key=len, default=range(0))
+def _lines(bug: Bug) -> range:
+    """Return the lines of a bug; if they run at import, in whichever test that is, those of its function or class."""
+    tree = ast.parse((REPO / bug.file).read_text("utf-8"))
+    first, last = 0, 0  # at the top level all tests of the file count
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if node.lineno <= bug.line <= (node.end_lineno or 0):
+            if not isinstance(node, ast.ClassDef) and node.body[0].lineno <= bug.line:
+                return range(bug.line, bug.line + bug.text.count("\n") + 1)
+            first, last = node.lineno, node.end_lineno or 0  # the innermost comes last
+    return range(first, last + 1)
 
 
 def _naming(file: str) -> list[str]:

@@ -192,7 +192,9 @@ def test_mesh_and_pipeline_stage_on_the_target(alone: Callable[..., None]):
     mesh = dist.init_device_mesh("cuda", (1,), mesh_dim_names=("data",))
     assert mesh.device_type == "cpu"
     assert dist.DeviceMesh(device_type="cuda", mesh=[0]).device_type == "cpu"
-    assert PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cuda:0")).device == torch.device("cpu")
+    group = dist.new_group()
+    stage = PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cuda:0"), group=group)
+    assert stage.device == torch.device("cpu") and stage.group is group
     assert done_for("torch.distributed.pipelining.PipelineStage.__init__") == ["on the target"]
 
 
