@@ -66,7 +66,7 @@ def with_size(jpeg, width, height):
 
 def exif(orientation):
     tags = Image.Exif()
-    tags[0x0112] = orientation
+    tags[0x010F], tags[0x0112], tags[0x0131] = "maker", orientation, "program"  # as a camera writes them
     return tags.tobytes()
 
 

@@ -168,6 +168,12 @@ def test_height_is_uniform_and_area_is_not():
     assert stats.kstest((tall / 400) ** 2, stats.uniform(0.1, 0.9).cdf).statistic > 0.1
 
 
+def test_a_height_whose_area_is_just_outside_moves_by_one_row():
+    """Squares of 40 to 80 pixels: 6 is drawn and too small, 9 is drawn and too large, so 7 and 8 come equally often."""
+    heights = boxes(20, 20, scale=(0.1, 0.2), ratio=(1.0, 1.0), draws=1000)[:, 2]
+    assert set(heights) == {7, 8} and 420 < (heights == 7).sum() < 580
+
+
 def test_the_whole_image_where_no_crop_is_large_enough():
     """The largest crop of a 40x600 strip is 40x53, less than a tenth of it."""
     theirs = GOLDEN["crops"][-1]

@@ -205,7 +205,10 @@ def test_the_largest_baseline_jpeg_is_read_and_a_progressive_one_takes_its_coeff
     def header(jpeg, width, height):
         return read_header(sized(jpeg[:-2] + bytes(90_000) + jpeg[-2:], width, height), "a")
 
-    assert header(encode(), 13377, 13377).decoding_bytes == 3 * 13377**2
+    assert 2 * Image.MAX_IMAGE_PIXELS == 54610 * 3277  # from where Pillow refuses
+    assert header(encode(), 54610, 3277).decoding_bytes == 3 * 54610 * 3277
+    with pytest.raises(BadSample, match="54611x3277 pixels is more than the 178956970 allowed"):
+        header(encode(), 54611, 3277)
     # 4:2:0 has one and a half samples a pixel, 4:4:4 three; each takes two bytes until the last scan.
     assert header(encode(progressive=True, subsampling=2), 100, 200).decoding_bytes == (3 + 3) * 20_000
     assert header(encode(progressive=True, subsampling=0), 100, 200).decoding_bytes == (3 + 6) * 20_000

@@ -3,6 +3,7 @@
 import array
 import dataclasses
 import fcntl
+import multiprocessing.forkserver
 import os
 import shutil
 import signal
@@ -411,3 +412,16 @@ def test_a_frozen_machine_is_not_a_stalled_worker():
         limit = f"loader worker {worker.pid} has begun no sample for {Run().timeout_s + 1} s"
         with pytest.raises(PeerLost, match=limit):
             stalls.note(1.0, is_answered=False)
+
+
+def test_ctrl_c_cannot_end_the_forkserver_while_it_starts(monkeypatch):
+    """SIGINT is blocked where workers start it, so from its first instruction on, and free again afterwards."""
+    really, blocked = multiprocessing.forkserver.ensure_running, []
+
+    def ensure_running() -> None:
+        blocked.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        really()
+
+    monkeypatch.setattr(multiprocessing.forkserver, "ensure_running", ensure_running)
+    with opened(SYNTHETIC, workers=1):
+        assert blocked == [True] and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

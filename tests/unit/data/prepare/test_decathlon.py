@@ -425,6 +425,15 @@ def test_own_data_repaired_before_it_was_finished(tmp_path):
         run(source, tmp_path / "out")
 
 
+def test_own_ct_with_a_broken_case_is_refused_before_a_case_is_made(tmp_path):
+    """Clipping and mean of the other cases alone would be wrong for all."""
+    source = make_folder(tmp_path / "Mine", modality="CT")
+    nan(source)
+    with pytest.raises(BadData, match=r"(?s)1 of 3 cases.*case_001: .*NaN"):
+        run(source, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("case*"))
+
+
 def test_own_ct_without_labels(tmp_path):
     source = make_folder(tmp_path / "Mine", modality="CT")
     for number in range(3):

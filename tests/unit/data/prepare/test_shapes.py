@@ -245,9 +245,11 @@ def test_boxes_follow_the_whole_outline_and_end_at_the_borders():
         for shown in objects:
             left, top, right, bottom = outlines.extent(shown.outline)
             assert 0 <= left < right <= width and 0 <= top < bottom <= height
-            np.testing.assert_allclose(
-                annotation(shown, 1, 1)["bbox"], [left, top, right - left, bottom - top], atol=0.02
-            )
+            written = annotation(shown, 1, 1)
+            np.testing.assert_allclose(written["bbox"], [left, top, right - left, bottom - top], atol=0.02)
+            x, y = np.reshape(written["segmentation"], (-1, 2)).T  # box and area are of the polygon as it is written
+            assert written["bbox"] == [round(v, 2) for v in (x.min(), y.min(), np.ptp(x), np.ptp(y))]
+            assert abs(abs(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2 - written["area"]) < 0.0051
             checked += 1
     assert checked > 15
 

@@ -343,9 +343,10 @@ def test_two_images_of_one_label_are_refused(written):
         open_boxes("voc", str(root), "train")
 
 
-def test_an_image_without_a_label_has_no_objects(written):
-    root = written("yolo")
-    gone, emptied = sorted((root / "labels" / "val").iterdir())[:2]
+@pytest.mark.parametrize("layout", ["yolo", "yolo_lists"])
+def test_an_image_without_a_label_has_no_objects(written, layout):
+    root = written(layout)
+    gone, emptied = sorted((root / "labels").glob("**/val*.txt"))[:2]
     gone.unlink()
     emptied.write_text("\n \n")
     source = open_boxes("auto", str(root), "val")

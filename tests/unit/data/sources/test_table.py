@@ -300,6 +300,13 @@ def test_an_unreadable_table_is_bad_data(data: Path, tmp_path: Path):
         both(tmp_path / "data.yaml")
 
 
+def test_a_file_that_is_far_too_large_for_a_table_is_not_read(data: Path):
+    with (data / "labels.csv").open("wb") as file:
+        file.truncate(2**30 + 1)  # takes no room on the disk
+    with pytest.raises(BadData, match=r"labels.csv has more than 1024 MiB; expected a CSV file"):
+        both(data)
+
+
 def test_files_that_do_not_exist_are_listed_and_the_fingerprint_sees_all_else(data: Path):
     write(data / "labels.csv", ROWS)
     whole = both(data)["train"]
