@@ -70,10 +70,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_train_py_trains_and_then_tests(shapes: Path, here: Path, capsys: pytest.CaptureFixture[str]):
     words = ["train.py", *TRAIN_PY, "--val-crop-size", "24", f"--data-path={shapes}", "--output-dir", "out"]
-    assert legacy(*words, fields=["train.max-steps=2"]) == 0
+    assert legacy(*words, "--cache-dataset", fields=["train.max-steps=2"]) == 0
     [end] = events(here / "out", "start")
     assert end["steps"] == 2 and end["local_batch"] == 4
-    capsys.readouterr()
+    said = capsys.readouterr().out.splitlines()  # what has no counterpart, then the command
+    assert [line.split()[:2] for line in said if line.startswith("legacy: ")] == [
+        ["legacy:", "--cache-dataset:"],
+        ["legacy:", "sightline"],
+    ]
     assert legacy(*words, "--test-only") == 0
     assert "sightline evaluate out --checkpoint latest" in capsys.readouterr().out
 

@@ -277,8 +277,213 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
 
 
 @together(
+    ("text", "expected"),
+    [
+        (
+            "torchvision/train.py",
+            "train resnet50 --data.path /datasets01/imagenet_full_size/061417/ --model.arch resnet18 --data.classes 0 "
+            "--train.global-batch 32 --train.precision fp32",
+        ),
+        (
+            "resnet_ctl_imagenet_main.py",
+            "train resnet50_keras --train.precision fp32 --data.path /data/tensorflow_datasets/imagenet/tf_records/ "
+            "--data.source tfrecord --train.global-batch 256 --train.epochs 1 --run.log-every-steps 100 "
+            "--run.out /tmp/resnet",
+        ),
+        (
+            "imagenet_main.py",
+            "train resnext101 --train.precision fp32 --data.path /data/tensorflow/imagenet/tf_records/ --data.source "
+            "tfrecord --train.global-batch 32 --train.epochs 10 --run.out /tmp/resnet --run.keep 10 "
+            "--run.checkpoint-initial --run.log-every-steps 100 --run.tensorboard",
+        ),
+        (
+            "ssd.py",
+            "train ssd_resnet34 --train.eval-every-epochs 51 --train.no-eval-at-end --run.out /tmp/ssd --model.weights "
+            "/data/ssd_r34-mlperf/model.ckpt-28152 --model.padding same --data.path /data/coco2017/ssd_tf_records "
+            "--run.log-every-steps 1 --run.checkpoint-every-epochs 5 --run.checkpoint-initial --run.keep 20 "
+            "--run.tensorboard",
+        ),
+        (
+            "main.py --task 01 --gpus 1",
+            "train unet2d --data.path /data/01_3d --run.out /results --train.precision fp32 "
+            "--model.no-deep-supervision --train.seed 1 --train.global-batch 2 --task.window-batch 4 --data.dim 3",
+        ),
+        (
+            "demo_unet.py --task 01 --gpus 1",
+            "train unet2d --data.path /root/software/data/pytorch/unet/01_2d --run.out /tmp/Unet/fold_0 "
+            "--train.precision fp32 --model.no-deep-supervision --train.seed 1 --train.global-batch 2 "
+            "--task.window-batch 4",
+        ),
+        (
+            "scripts/train.py --task 01 --gpus 1 --fold 0 --dim 3",
+            "train unet2d --data.path /data/01_3d --run.out /results --train.precision fp32 --train.seed 1 "
+            "--train.global-batch 2 --task.window-batch 4 --data.dim 3",
+        ),
+        (
+            "scripts/inference.py --task 01 --dim 2 --ckpt_path /r/checkpoints/last.ckpt --amp",
+            "predict /r /data/01_2d --out /results/preds_task_01_dim_2_fold_0_amp --checkpoint latest",
+        ),
+        ("preprocess.py --task 4", "prepare decathlon --source /data --out /data/04_3d --task 04 --dim 3"),
+        (
+            "preprocess.py --task 4 --dim 2 --results /r --data /d --exec_mode val --n_jobs 3",
+            "prepare decathlon --source /d --out /r/04_2d/val --task 04 --dim 2 --mode val --jobs 3",
+        ),
+        (
+            "mpirun -H a,b --prefix /p --allow-run-as-root --mca btl_tcp_if_include eth0 --mca plm_rsh_args -p3022 "
+            "imagenet_main.py --use_horovod",
+            "launch resnext101 --hosts a:1,b:1 --launcher mpirun --ssh-port 3022 --interfaces eth0 --mpi.prefix /p "
+            "--mpi.root --train.precision fp32 --data.path /data/tensorflow/imagenet/tf_records/ --data.source "
+            "tfrecord --train.eval-shards full --train.bn-eval local --train.global-batch 64 --train.epochs 10 "
+            "--run.out /tmp/resnet/worker_0 --run.keep 10 --run.checkpoint-initial --run.log-every-steps 100 "
+            "--run.tensorboard",
+        ),
+    ],
+)
+def test_a_line_becomes_no_more_than_this_command(text: str, expected: str):
+    assert shlex.join(words(text)) == expected
+
+
+def fields(found: list[str]) -> dict[str, list[str]]:
+    """The values of every flag of a command."""
+    values: dict[str, list[str]] = {}
+    for word in found[2:]:
+        if word.startswith("--"):
+            values[word] = []
+        else:
+            values[list(values)[-1]].append(word)
+    return values
+
+
+@together(
+    ("script", "flags", "expected"),
+    [
+        (
+            "torchvision/train.py",
+            "-j 4 --norm-weight-decay 0 --bias-weight-decay 0.5 --label-smoothing 0.1 --mixup-alpha 0.2 "
+            "--cutmix-alpha 1 --seed 7 --random-erase 0.3 --interpolation bicubic --use-deterministic-algorithms "
+            "--clip-grad-norm 2 --use-torch-compile --augmix-severity 2 --ra-magnitude 5 --auto-augment ra",
+            "--run.workers 4 --optimizer.norm-weight-decay 0 --optimizer.bias-weight-decay 0.5 --task.label-smoothing "
+            "0.1 --data.mixup 0.2 --data.cutmix 1 --train.seed 7 --data.policy randaugment --data.policy-magnitude 5 "
+            "--data.augmix-severity 2 --data.random-erase 0.3 --data.interpolation bicubic --train.deterministic "
+            "--train.clip 2 --run.compile on",
+        ),
+        (
+            "torchvision/train.py",
+            "--lr-scheduler cosineannealinglr --lr-min 0.01 --ra-sampler --ra-reps 4 --model-ema --model-ema-steps 8 "
+            "--opt adamw",
+            "--optimizer.kind adamw --schedule.kind cosine --schedule.unit epoch --schedule.final-lr 0.01 --train.ema "
+            "0.99998 --train.ema-every-steps 8 --train.ema-rule torchvision --train.repeats 4",
+        ),
+        (
+            "torchvision/train.py",
+            "--lr-scheduler steplr --lr-warmup-epochs 5 --epochs 20 --lr-step-size 5 --output-dir /o --train-crop-size "
+            "176 --val-resize-size 232",
+            "--train.epochs 20 --schedule.kind step --schedule.drop-epochs 10 15 --schedule.factor 0.1 --schedule.unit "
+            "epoch --schedule.warmup-epochs 5 --schedule.warmup constant --schedule.warmup-factor 0.01 --run.out /o "
+            "--data.size 176 --data.eval-size 224 --data.eval-resize 232",
+        ),
+        (
+            "resnet_ctl_imagenet_main.py",
+            "-dlit bf16 --enable_tensorboard --weight_decay 0.5 --label_smoothing 0.2 --global_seed 9 --momentum 0.8 "
+            "-te 3 -ebe 2",
+            "--data.image-type bf16 --train.eval-every-epochs 2 --train.epochs 3 --run.checkpoint-every-epochs 3 "
+            "--run.tensorboard --optimizer.momentum 0.8 --optimizer.weight-decay 0.5 --task.label-smoothing 0.2 "
+            "--train.seed 9",
+        ),
+        (
+            "resnet_ctl_imagenet_main.py",
+            "--optimizer LARS --lr_schedule polynomial --end_learning_rate 0.01 --lars_decay_epochs 30 --warmup_epochs "
+            "4",
+            "--schedule.warmup-epochs 4 --schedule.decay-epochs 30 --schedule.final-lr 0.01 --optimizer.lr 0.1 "
+            "--task.label-smoothing 0",
+        ),
+        (
+            "imagenet_main.py",
+            "--save_checkpoint_steps 500 --weight_decay 0.5 --label_smoothing 0.2 --pretrained_model_checkpoint_path "
+            "w.pth -dlit bf16 -te 3 -ebe 2 --max_cpus 4 --mini_imagenet",
+            "--data.image-type bf16 --train.eval-every-epochs 2 --train.epochs 3 --run.max-cpus 4 "
+            "--optimizer.weight-decay 0.5 --task.label-smoothing 0.2 --run.checkpoint-every-steps 500 --model.weights "
+            "w.pth",
+        ),
+        (
+            "ssd.py",
+            "-f --lr_warmup_epoch 2 --base_lr 0.1 --weight_decay 0.5 --keep_ckpt_max 3 --max_cpus 4 --k 3 -e 7",
+            "--train.epochs 7 --train.eval-every-epochs 8 --run.max-cpus 4 --data.fake --schedule.warmup-epochs 2 "
+            "--optimizer.lr 0.1 --optimizer.weight-decay 0.5 --schedule.drop-epochs 52 65 --run.keep 3",
+        ),
+        (
+            "main.py --task 02 --gpus 1",
+            "--learning_rate 0.5 --gradient_clip_val 2 --negative_slope 0.2 --drop_block --attention --residual "
+            "--focal --sync_batchnorm --nfolds 3 --fold 2 --seed 5 --val_batch_size 8 --weight_decay 0.5 --num_workers "
+            "3 --norm batch --oversampling 0.5 --overlap 0.25 --blend constant --affinity single --bucket_cap_mb 10 "
+            "--no-augment --amp --tta",
+            "--optimizer.lr 0.5 --train.clip 2 --model.negative-slope 0.2 --task.tta --train.precision fp16 "
+            "--model.drop-block --model.attention --model.residual --task.voxel-loss focal --train.bn-group -1 "
+            "--data.folds 3 --data.fold 2 --train.seed 5 --task.window-batch 8 --optimizer.weight-decay 0.5 "
+            "--run.workers 3 --model.norm batch --data.oversampling 0.5 --task.overlap 0.25 --task.blend constant "
+            "--run.affinity single --run.bucket-mb 10 --data.augment off",
+        ),
+        (
+            "main.py --task 01 --gpus 1",
+            "--min_epochs 2 --max_epochs 9 --patience 3 --scheduler plateau --lr_patience 4 --factor 0.5 --ckpt_every "
+            "2 --train_batches 5",
+            "--schedule.kind plateau --schedule.plateau-on val_loss --schedule.factor 0.5 --schedule.patience 4 "
+            "--train.epochs 9 --train.min-epochs 2 --train.patience 3 --train.steps-per-epoch 5 "
+            "--run.checkpoint-every-epochs 2 --run.keep 6",
+        ),
+        (
+            "main.py --task 01 --gpus 1",
+            "--scheduler cosine --ckpt_path /r/checkpoints/ckpt-3 --optimizer fusedadamw",
+            "--run.resume /r/checkpoints/ckpt-3 --schedule.kind cosine --schedule.unit epoch",
+        ),
+    ],
+)
+def test_flags_change_these_fields_and_no_others(script: str, flags: str, expected: str):
+    without, found = fields(words(script)), fields(words(f"{script} {flags}"))
+    changed = {name: values for name, values in found.items() if without.get(name) != values}
+    assert changed == fields(["", "", *expected.split()])
+
+
+def test_flags_take_fields_away():
+    without = fields(words("imagenet_main.py --disable_checkpoints"))
+    assert without["--run.checkpoint-every-epochs"] == ["10"] and "--run.keep" not in without
+    assert "--train.precision" not in fields(words("demo_unet.py --task 01 --hpus 1 --data_type bf16"))
+    shared = words("mpirun -np 2 resnet_ctl_imagenet_main.py --use_horovod --use_distributed_eval")
+    assert "--train.eval-shards" not in shared and "--train.bn-eval" not in shared
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "preprocess.py --task 4 --dim 2 --results /r --data /d --exec_mode val --n_jobs 3 --dilation",
+        "generate_static_dataset.py -i /c/train -o /s -b 4 -s 3",
+        "evaluate.py --preds p --lbls l",
+        "download.py --task 4 --results /r",
+        "preprocess_imagenet.py --raw_data_dir=/r --local_scratch_dir=/r/t",
+    ],
+)
+def test_a_script_of_one_command_has_no_flag_that_it_does_not_read(text: str):
+    rows = became(text).rows
+    assert len(rows) >= 2 and not [row for row in rows if row[1] == "-" or "not read" in row[2]]
+
+
+@together(
     ("text", "named"),
     [
+        ("scripts/train.py --task 01 --dim 2", "scripts/train.py needs --gpus, --fold"),
+        ("mpirun -np 3 -H a,b:1 imagenet_main.py --use_horovod", "-np 3, but -H names 2 slots"),
+        ("mpirun -np x imagenet_main.py --use_horovod", "mpirun -np x: expected a number of ranks"),
+        ("mpirun -H a:b imagenet_main.py --use_horovod", "'a:b' is not HOST:RANKS"),
+        ("mpirun -np 4 -H a:2,b:2 imagenet_main.py --use_horovod --eval_only", "2 hosts can only train; run `evaluate`"),
+        ("mpirun -np 2 --mca plm_rsh_args -x ssd.py --use_horovod", "expected a port, e.g. -p3022"),
+        ("torchrun --nproc_per_node 0 train.py --cache-dataset", "--nproc_per_node 0: expected a number of ranks"),
+        ("torchrun --nproc_per_node", "needs a value, and the line ends"),
+        ("torchrun --nnodes 2 train.py --cache-dataset", "does not name the others"),
+        ("torchrun -m train", "torchrun -m train: expected an original script"),
+        ("main.py --task 01 --gpus 1 --ckpt_path a.ckpt", "checkpoints of the original cannot be resumed"),
+        ("demo_resnet_keras.py --num_workers_per_hls 0", "--num_workers_per_hls 0 must be at least 1"),
+        ("generate_static_dataset.py -i /c/t -o /s -b 4", "generate_static_dataset.py needs --steps"),
+        ("generate_static_dataset.py -i /c/t -o /s -b 4 -s 1 -w 2", "--workers 2: batches are written for one rank"),
         ("train.py --resume checkpoint.pth", "--set model.weights=checkpoint.pth"),
         ("train.py --opt lamb", "--opt lamb"),
         ("train.py --start-epoch 3", "--start-epoch 3"),
