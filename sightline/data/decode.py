@@ -61,6 +61,7 @@ __all__ = [
 ]
 
 _JPEG_KEPT_FOR_PILLOW = frozenset({0xE0, 0xEE})  # JFIF and Adobe: they decide the colour space
+# Without tRNS: transparency is dropped like alpha, and a palette's would warn in convert().
 _PNG_KEPT_FOR_PILLOW = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 _UNWRITTEN = (3, 250, 7)  # a colour that few photos have; one that has it is decoded again
 _DCT_SIDE = 8  # of a JPEG's block, in pixels
@@ -318,7 +319,6 @@ def _opened_with_pillow(data: bytes, header: Header) -> ImageFile.ImageFile:
     if image.size != (header.width, header.height):  # nothing of this size is allocated yet
         raise Damaged(f"{header.format} of {header.width}x{header.height} pixels, which Pillow reads as {image.size}")
     image.load()
-    image.info.pop("transparency", None)  # dropped like alpha; a palette's would warn in convert()
     return image
 
 

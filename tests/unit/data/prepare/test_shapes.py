@@ -1,5 +1,6 @@
 """`sightline prepare shapes`: equal bits, real formats, safe re-runs, and images that have to be learnt."""
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -181,7 +182,18 @@ def test_nifti_writer_against_nibabel(tmp_path, dtype, shape):
     read = nibabel.load(tmp_path / "v.nii.gz")
     assert np.array_equal(np.asanyarray(read.dataobj), voxels) and read.get_data_dtype() == dtype
     np.testing.assert_allclose(read.affine, turn, atol=1e-6)
-    np.testing.assert_allclose(read.header.get_zooms()[:3], (1, 1, 2.5), atol=1e-6)
+    theirs = nibabel.Nifti1Image(voxels, turn).header
+    theirs.set_xyzt_units("mm")
+    theirs.set_sform(turn, 1)
+    theirs["descrip"], theirs["regular"], theirs["magic"] = "sightline prepare shapes", "r", "n+1"
+    theirs["vox_offset"], theirs["scl_slope"], theirs["scl_inter"] = 352, 1, 0
+    raw = gzip.decompress((tmp_path / "v.nii.gz").read_bytes())
+    ours = nibabel.Nifti1Header(raw[:348])
+    for name in theirs:
+        if not name.startswith(("q", "pixdim")):  # of the other way to give the geometry, which is not used
+            np.testing.assert_array_equal(ours[name], theirs[name], name)
+    np.testing.assert_allclose(ours["pixdim"][1:], [1, 1, 2.5, 1, 1, 1, 1], atol=1e-6)
+    assert ours["qform_code"] == 0 and raw[348:352] == bytes(4)
 
 
 def test_nifti_writer_refuses_what_it_cannot_store():

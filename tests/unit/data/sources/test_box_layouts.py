@@ -130,7 +130,7 @@ def test_yolo_lines_agree_with_torchvision(written):
         assert np.abs(each.boxes - box_convert(pixels, "cxcywh", "xywh").numpy()).max() < 1e-3
 
 
-@pytest.mark.parametrize("layout", ["yolo", "yolo_plain"])
+@pytest.mark.parametrize("layout", ["yolo", "yolo_lists", "yolo_plain"])
 def test_headers_and_labels_are_read_once(written, settle, monkeypatch, layout):
     from sightline.data.sources import yolo
 

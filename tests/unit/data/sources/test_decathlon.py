@@ -90,6 +90,9 @@ def test_plan_round_trip(prepared):
     assert read_plan(prepared) == dataclasses.replace(plan, raw="other")
 
 
+GONE = object()
+
+
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [
@@ -115,6 +118,8 @@ def test_plan_round_trip(prepared):
         (("spec", "size"), [0, 8], r"its spec: size is \(0, 8\), expected sides of 1 to"),
         (("spec", "flavour"), 1, "flavour"),
         (("spec",), [], r"its spec: \[\] where an object was expected"),
+        (("dim",), GONE, "'dim' is missing"),
+        (("cases", 0, "end"), GONE, "'end' is missing"),
     ],
 )
 def test_plans_that_cannot_be(prepared, where, value, said):
@@ -124,9 +129,12 @@ def test_plans_that_cannot_be(prepared, where, value, said):
     for key in path:
         target = target[key]
     target[last] = value
+    if value is GONE:
+        del target[last]
     (prepared / "plan.json").write_text(json.dumps(content))
-    with pytest.raises(BadData, match=f"plan.json is not a plan of format 1: .*{said}.*; prepare it again"):
+    with pytest.raises(BadData, match=f"plan.json is not a plan of format 1: .*{said}.*; prepare it again") as error:
         read_plan(prepared)
+    assert ("is missing" in str(error.value)) == (value is GONE)
 
 
 def test_plans_that_are_not_json(prepared):

@@ -10,7 +10,7 @@ import pytest
 from sightline.data.sources import SourceOptions, open_source, table
 from sightline.data.sources.layouts import Layout, Place, chosen_for_val
 from sightline.data.split_fields import kept_of
-from sightline.errors import BadData
+from sightline.errors import BadData, UsageError
 
 FILES = [f"{number}.jpg" for number in range(10)]
 KINDS = ["cat" if number % 2 else "ant" for number in range(10)]
@@ -71,6 +71,13 @@ def test_a_split_file_chooses_who_validates(data: Path, tmp_path: Path):
     kept.write_text(json.dumps({"val": ["3.jpg", "4.jpg"]}))
     found = both(data, SourceOptions(split=str(kept)))
     assert listed(found["val"]) == [("4.jpg", "ant"), ("3.jpg", "cat")] and len(found["train"]) == 8
+
+
+def test_all_samples_may_be_evaluated_but_then_none_is_trained_on(data: Path):
+    write(data / "labels.csv", ROWS)
+    assert len(open_source("auto", str(data), "val", SourceOptions(split="all"))) == len(ROWS)
+    with pytest.raises(UsageError, match="--data.split all leaves no samples to train on"):
+        open_source("auto", str(data), "train", SourceOptions(split="all"))
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
