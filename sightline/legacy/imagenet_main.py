@@ -109,7 +109,7 @@ def _export(given: Given, folder: str) -> tuple[tuple[Act, ...], tuple[Act | tup
         return (), ()
     out = f"{given.folder('export_dir')}/{int(time.time())}/model.onnx"
     words = ("export", folder, "--checkpoint", "latest", "--format", "onnx", "--out", out)
-    if given.start.is_rank or len(given.start.hosts) > 1:
+    if given.start.is_rank or given.start.hosts:
         return (), (Act(f"to export, run in one process where {folder} lies: {shlex.join(['sightline', *words])}"),)
     return (Act("look for the packages that export as ONNX needs", require_onnx),), (words,)
 

@@ -90,6 +90,7 @@ class Start:
     """A launcher has started this process as one of the ranks already."""
     rank: int = 0
     hosts: tuple[tuple[str, int], ...] = ()
+    """Name and ranks of each, if there are several."""
     networks: str = ""
     interfaces: str = ""
     ssh_port: int = 0

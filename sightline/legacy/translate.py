@@ -201,7 +201,7 @@ def _command(given: Given, mode: Mode, words: Sequence[str]) -> tuple[str, ...]:
     logs = ["--run.rank-logs", start.output] if start.output and mode.command == TRAIN else []
     if start.is_rank or mode.command == PREPARE:
         return (mode.command, *mode.words, *words, *device)
-    if len(start.hosts) > 1:
+    if start.hosts:
         if mode.command != TRAIN:
             raise UsageError(f"{len(start.hosts)} hosts can only train; run `{mode.command}` on one of them")
         return ("launch", *mode.words, *start.launch_words(), *words, *device)
@@ -212,7 +212,7 @@ def _command(given: Given, mode: Mode, words: Sequence[str]) -> tuple[str, ...]:
 
 def _output_rows(given: Given, mode: Mode) -> list[Row]:
     """Say what becomes of mpirun's folder for the output of ranks."""
-    folder, several = given.start.output, len(given.start.hosts) > 1
+    folder, several = given.start.output, bool(given.start.hosts)
     if not folder:
         return []
     if mode.command != TRAIN:

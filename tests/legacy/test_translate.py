@@ -467,6 +467,24 @@ def test_a_script_of_one_command_has_no_flag_that_it_does_not_read(text: str):
     assert len(rows) >= 2 and not [row for row in rows if row[1] == "-" or "not read" in row[2]]
 
 
+COUNTS_FROM_0 = ("--gpus", "--hpus", "--skip_first_n_eval", "--train_batches", "--test_batches", "--ckpt_every")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torchvision/train.py -b 1 --lr-scheduler steplr --lr-step-size 1 --lr-warmup-epochs 0",
+        "resnet_ctl_imagenet_main.py -bs 1 --log_steps 1",
+        "imagenet_main.py -bs 1 --display_steps 1 --save_summary_steps 1 --max_eval_steps 1",
+        "ssd.py -b 1 --k 0 -v 1 --save_checkpoints_steps 0 --save_summary_steps 1 --num_examples_per_epoch 1",
+        "generate_static_dataset.py -i /c/t -o /s -b 1 -s 1",
+        f"main.py --task 01 --nvol 1 --batch_size 1 {' 0 '.join(COUNTS_FROM_0)} 0",
+    ],
+)
+def test_the_smallest_numbers_are_accepted(text: str):
+    assert words(text)
+
+
 @together(
     ("text", "named"),
     [
@@ -482,6 +500,19 @@ def test_a_script_of_one_command_has_no_flag_that_it_does_not_read(text: str):
         ("torchrun -m train", "torchrun -m train: expected an original script"),
         ("main.py --task 01 --gpus 1 --ckpt_path a.ckpt", "checkpoints of the original cannot be resumed"),
         ("demo_resnet_keras.py --num_workers_per_hls 0", "--num_workers_per_hls 0 must be at least 1"),
+        *((f"main.py --task 01 {flag} -1", f"{flag} -1: expected 0 or more") for flag in COUNTS_FROM_0),
+        ("main.py --task 01 --gpus 1 --nvol 0", "--nvol 0: expected 1 or more"),
+        ("main.py --task 01 --gpus 1 --batch_size 0", "--batch_size 0: expected 1 or more"),
+        ("torchvision/train.py -b 0", "--batch-size 0: expected 1 or more"),
+        ("train.py --lr-warmup-epochs -1 --lr 1", "--lr-warmup-epochs -1: expected 0 or more"),
+        ("imagenet_main.py --display_steps 0", "--display_steps 0: expected 1 or more"),
+        ("imagenet_main.py --save_summary_steps 0", "--save_summary_steps 0: expected 1 or more"),
+        ("resnet_ctl_imagenet_main.py --log_steps 0", "--log_steps 0: expected 1 or more"),
+        ("ssd.py --k -1", "--k -1: expected 0 or more"),
+        ("ssd.py -v 0", "--log_step_count_steps 0: expected 1 or more"),
+        ("ssd.py --save_checkpoints_steps -1", "--save_checkpoints_steps -1: expected 0 or more"),
+        ("ssd.py --save_summary_steps 0", "--save_summary_steps 0: expected 1 or more"),
+        ("generate_static_dataset.py -i /c/t -o /s -b 0 -s 1", "--batch_size 0: expected 1 or more"),
         ("generate_static_dataset.py -i /c/t -o /s -b 4", "generate_static_dataset.py needs --steps"),
         ("generate_static_dataset.py -i /c/t -o /s -b 4 -s 1 -w 2", "--workers 2: batches are written for one rank"),
         ("train.py --resume checkpoint.pth", "--set model.weights=checkpoint.pth"),
