@@ -1,6 +1,6 @@
 """Write docs/legacy*.md from the tables and the READMEs' commands: `python tests/legacy/pages.py`.
 
-test_pages.py compares what lies in docs/ with what this file would write.
+test_readmes.py compares what lies in docs/ with what this file would write.
 """
 
 from __future__ import annotations
