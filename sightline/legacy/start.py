@@ -207,15 +207,14 @@ def _with_options(start: Start, found: Mapping[str, str], mca: Mapping[str, str]
     port = mca.get("plm_rsh_args", mca.get("plm_ssh_args", "")).removeprefix("-p").strip()
     if port and not port.isdecimal():
         raise UsageError(f"mpirun --mca plm_rsh_args '{mca.get('plm_rsh_args')}': expected a port, e.g. -p3022")
-    several = len(hosts) > 1
     start = with_networks(start, include)
     return replace(
         start,
         ranks=ranks,
-        hosts=hosts if several else (),
-        ssh_port=int(port) if port and several else 0,
-        prefix=found.get("prefix", "") if several else "",
-        is_root="allow-run-as-root" in found and several,
+        hosts=hosts if len(hosts) > 1 else (),
+        ssh_port=int(port or 0),
+        prefix=found.get("prefix", ""),
+        is_root="allow-run-as-root" in found,
         output=found.get("output-filename", ""),
         rows=(*start.rows, *rows),
     )

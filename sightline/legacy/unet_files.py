@@ -6,20 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sightline.data.volumes.decathlon import TASKS
 from sightline.errors import BadData, UsageError
-
-TASKS = {
-    "01": "Task01_BrainTumour",
-    "02": "Task02_Heart",
-    "03": "Task03_Liver",
-    "04": "Task04_Hippocampus",
-    "05": "Task05_Prostate",
-    "06": "Task06_Lung",
-    "07": "Task07_Pancreas",
-    "08": "Task08_HepaticVessel",
-    "09": "Task09_Spleen",
-    "10": "Task10_Colon",
-}
 
 
 def task_code(text: str) -> str:

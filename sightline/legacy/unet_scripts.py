@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sightline import terminal
+from sightline.data.volumes.decathlon import TASKS
 from sightline.errors import UsageError
 from sightline.legacy.table import EVALUATE, PREPARE, Act, Field, Flag, Given, Mode, Notice, Script, nothing
 from sightline.legacy.unet import FOLDER, MAIN
-from sightline.legacy.unet_files import TASKS, task_code
+from sightline.legacy.unet_files import task_code
 
 ON = (PREPARE,)
 
@@ -24,7 +25,7 @@ def _task(given: Given) -> str:
 
 def _download(given: Given) -> Mode:
     task, results = _task(given), given.folder("results")
-    text = f"fetch {TASKS[task]}.tar into {results} unless it is there, and compare its MD5"
+    text = f"fetch {TASKS[task].folder}.tar into {results} unless it is there, and compare its MD5"
     return Mode("", before=(Act(text, lambda: fetch_task(task, Path(results))),))
 
 
@@ -36,7 +37,7 @@ def fetch_task(task: str, folder: Path) -> None:
 
     with shown_progress() as progress:
         found = fetch_tar(folder, folder, task, "", Expected(), progress)
-    terminal.say(f"{TASKS[task]} is in {found}; next: preprocess.py --task {task} --data {folder}")
+    terminal.say(f"{TASKS[task].folder} is in {found}; next: preprocess.py --task {task} --data {folder}")
 
 
 DOWNLOAD = Script(

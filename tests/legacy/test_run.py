@@ -184,6 +184,19 @@ def test_links_by_class_leave_out_images_that_are_gone(unpacked: Path, here: Pat
     assert not (unpacked / "by_class" / "val" / "n1").exists()
 
 
+def test_links_by_class_need_a_synset_for_every_image(unpacked: Path, here: Path):
+    (unpacked / "synset_labels.txt").write_text("n2\nn1\n")
+    with pytest.raises(UsageError, match="raw/validation holds 3 images and raw/synset_labels.txt 2 lines; both must"):
+        linked(here)
+    (unpacked / "synset_labels.txt").write_text("n2\n../n1\nn2\n")
+    with pytest.raises(UsageError, match="raw/synset_labels.txt: '../n1' is not a synset, e.g. n01440764"):
+        linked(here)
+    (unpacked / "synset_labels.txt").unlink()
+    with pytest.raises(UsageError, match="raw/synset_labels.txt is missing; it gives the class of every validation"):
+        linked(here)
+    assert not (unpacked / "n1").exists()
+
+
 def test_files_of_the_user_among_the_links_are_an_error(unpacked: Path, here: Path):
     (unpacked / "by_class" / "val" / "n1" / "mine.jpg").write_bytes(b"")
     (unpacked / "validation").rename(unpacked / "val")

@@ -329,6 +329,21 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
             "prepare decathlon --source /d --out /r/04_2d/val --task 04 --dim 2 --mode val --jobs 3",
         ),
         (
+            "mpirun -H a:2,b:2 ssd.py --use_horovod",
+            "launch ssd_resnet34 --hosts a:2,b:2 --launcher mpirun --train.global-batch 512 "
+            "--train.eval-every-epochs 51 --train.no-eval-at-end --run.out /tmp/ssd --model.weights "
+            "/data/ssd_r34-mlperf/model.ckpt-28152 --model.padding same --data.path /data/coco2017/ssd_tf_records "
+            "--run.log-every-steps 1 --run.checkpoint-every-epochs 5 --run.checkpoint-initial --run.keep 20 "
+            "--run.tensorboard",
+        ),
+        (
+            "mpirun -H a:2 --prefix /p --allow-run-as-root --mca plm_rsh_args -p3022 ssd.py --use_horovod -b 64",
+            "train ssd_resnet34 --train.eval-every-epochs 51 --train.no-eval-at-end --run.out /tmp/ssd --model.weights "
+            "/data/ssd_r34-mlperf/model.ckpt-28152 --model.padding same --data.path /data/coco2017/ssd_tf_records "
+            "--run.log-every-steps 1 --run.checkpoint-every-epochs 5 --run.checkpoint-initial --run.keep 20 "
+            "--run.tensorboard --run.devices 2",
+        ),
+        (
             "mpirun -H a,b --prefix /p --allow-run-as-root --mca btl_tcp_if_include eth0 --mca plm_rsh_args -p3022 "
             "imagenet_main.py --use_horovod",
             "launch resnext101 --hosts a:1,b:1 --launcher mpirun --ssh-port 3022 --interfaces eth0 --mpi.prefix /p "
