@@ -49,9 +49,9 @@ def suppress(boxes: Tensor, is_candidate: Tensor, nms_iou: float) -> Tensor:
     from torchvision.ops import nms
 
     row, place = is_candidate.nonzero(as_tuple=True)
-    # Two empty boxes are added: torchvision tells torch.export that nms keeps two boxes or more.
+    # Two empty boxes are added at the end: torchvision tells torch.export that nms keeps two boxes or more.
     corners = F.pad(boxes[row, place].double(), (0, 0, 0, 2))
-    rows = F.pad(row, (0, 2), value=-1)
+    rows = F.pad(row, (0, 2))
     # Rows are moved apart, in float64, so that no overlap changes.
     apart = 2 * boxes.abs().amax().double() + 1
     # The places of a row are in descending order of score.

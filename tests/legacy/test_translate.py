@@ -118,6 +118,7 @@ def test_rates_are_the_originals(text: str, samples: int, steps: dict[int, float
     [
         ("torchrun --nproc_per_node 8 train.py -b 256", 2048),
         ("torchvision/train.py", 32),
+        ("torchrun torchvision/train.py", 32),
         (DEMO_8, 2048),
         ("demo_resnet_keras.py --distribution_strategy hpu --num_workers_per_hls 8 -bs 2048", 2048),
         ("MULTI_HLS_IPS=a,b demo_resnet_keras.py --use_horovod --num_workers_per_hls 8", 4096),
