@@ -115,6 +115,12 @@ def test_an_archive_with_what_export_never_writes_is_refused(
         torch_export.load(path, trust=True)
 
 
+def test_a_description_too_large_for_memory_is_not_read(archive: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch_export, "MAX_READ_BYTES", 1)
+    with pytest.raises(BadData, match=r"net.pt2: \S+ has \d+ bytes, at most 1 are read"):
+        torch_export.about(archive)
+
+
 @pytest.mark.parametrize("text", ["Symbol('s77', positive=True, integer=True)", "Mul(Integer(2), Symbol('s0'))", "s77"])
 def test_sizes_are_plain(text: str):
     assert _is_harmless("expr_str", text)
