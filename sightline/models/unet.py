@@ -145,7 +145,7 @@ class UnetConfig(ModelConfig):
         # Heads of deep supervision, where this network has none or fewer.
         unused = (
             "deep_supervision_heads.",
-            *(f"heads.{level}." for level in range(len(model.heads), MOST_STRIDES + 1)),
+            *(f"heads.{level}." for level in range(len(model.heads), MOST_STRIDES)),
         )
         return copy_weights(model, found, head="heads.", unused=unused)
 

@@ -24,15 +24,15 @@ def match(
     matched to the box it overlaps most, where that is enough, and in any case to a box that overlaps no anchor more.
     Of two boxes that claim one anchor so, `tf` gives it to the first and `mlperf` to the last.
     """
+    used = ((labels > 0) * torch.arange(1, labels.shape[1] + 1, device=labels.device)).amax(1)
     if labels.device.type == "cpu" and not torch.compiler.is_compiling():
         # Where reading a number costs nothing, places that no image of the batch uses are left out: most of them.
-        used = int(((labels > 0).any(0) * torch.arange(1, labels.shape[1] + 1)).max())
-        boxes, labels = boxes[:, : max(used, 1)], labels[:, : max(used, 1)]
+        most = max(1, int(used.max()))
+        boxes, labels = boxes[:, :most], labels[:, :most]
     boxes = torch.where(labels[..., None] > 0, boxes, 0.0)  # without an area they overlap nothing
     corners = to_corners(anchors)
     if overlaps.applies(boxes):
-        place = torch.arange(1, labels.shape[1] + 1, device=labels.device)
-        box_of, best_anchor = overlaps.best_overlaps(boxes, ((labels > 0) * place).amax(1), corners)
+        box_of, best_anchor = overlaps.best_overlaps(boxes, used, corners)
     else:
         box_of, best_anchor = overlaps.plain(boxes, corners)
     # What the best overlap is, is computed again: a table of all would be stored.

@@ -26,7 +26,7 @@ class BadSteps:
         """Log the step, then raise NotFinite, skip it, or rewind; return True if the state went back."""
         run, progress = self.run, self.state.progress
         _, indices = self.order.batch(bad_step)
-        names = first_of([self.dataset.name(index) for index in indices.tolist()], 8)
+        names = first_of([self.dataset.name(index) for index in indices.tolist()])
         progress.bad_steps += 1
         self.log.event("bad_step", step=bad_step, samples=[int(i) for i in indices])
         happened = f"loss or gradient not finite in step {bad_step} (samples {names})"

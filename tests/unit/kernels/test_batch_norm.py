@@ -118,6 +118,44 @@ def test_a_network_compiles_without_a_break_to_these_operations(monkeypatch):
     assert kinds.count("batch_norm_relu") == 4 and kinds.count("batch_norm_add_relu") == 2
 
 
+BLOCKS = {
+    "relu": lambda x, other, norms: norm_relu(x, norms[0]),
+    "sum": lambda x, other, norms: norm_add_relu(x, norms[0], other)[0],
+    "sum of norms": lambda x, other, norms: norm_add_relu(x, norms[0], other, norms[1])[0],
+    "two blocks": lambda x, other, norms: _after(x, norms[1], *norm_add_relu(x, norms[0], other)),
+    "pool": lambda x, other, norms: end_stem(x, norms[0], nn.MaxPool2d(3, 2, 1)),
+    "same pool": lambda x, other, norms: end_stem(x, norms[0], SameMaxPool2d()),
+}
+
+
+def _after(x: Tensor, norm: nn.BatchNorm2d, y: Tensor, through: Tensor | None) -> Tensor:
+    """A block whose shortcut is the result of the one before."""
+    return norm_add_relu(x * 2, norm, y, None, through)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_results_and_gradients_have_the_types_shapes_and_layouts_of_plain_torch(monkeypatch, block: str, dtype):
+    """Compilers plan memory by what an operation says of its results before it runs."""
+    pytest.importorskip("triton")
+
+    def described(is_ours: bool) -> list[tuple | None]:
+        monkeypatch.setattr(batch_norm, "is_ours", lambda x: is_ours)  # backward() of fake CUDA tensors needs CUDA
+        with FakeTensorMode():
+            x, other = (torch.empty(2, 16, 7, 6, dtype=dtype).to(memory_format=LAST).requires_grad_() for _ in "ab")
+            norms = nn.ModuleList([nn.BatchNorm2d(16), nn.BatchNorm2d(16)])
+            y = BLOCKS[block](x, other, norms)
+            y.sum().backward()
+            names.append(y.grad_fn.name())
+            given = [x, other, *norms.parameters()]
+            found = [y, *(tensor.grad for tensor in given), *norms.buffers()]
+            return [None if f is None else (f.dtype, f.shape, f.stride()) for f in found]
+
+    names: list[str] = []
+    assert described(is_ours=True) == described(is_ours=False)
+    assert names[0] != names[1], "by operations of our own, and by torch's"
+
+
 HALF = ("x", "other", "y", "winners", "grad", "grad_y", "grad_second", "grad_x", "grad_other")
 WHOLE = ("rows", "channels", "chunks", "length", "height", "width", "out_height", "out_width", "top", "left")
 

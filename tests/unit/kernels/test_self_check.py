@@ -234,3 +234,5 @@ def test_few_channels_stand_for_all_that_instance_norm_tiles_alike(channels, kin
     for count, numbers in itertools.product(kinds, (once.FORWARD, once.BACKWARD)):
         sizes = [(once.LEAST_PROGRAMS, height * width, count) for _, height, width in instance_norm_check.SIZES]
         assert any(once.choose_sizes(*size, numbers) for size in sizes)  # those that read once are checked too
+    pixels = [height * width for _, height, width in instance_norm_check.SIZES]
+    assert all(count % 16 == 0 for count in pixels)  # as in networks; Triton compiles code of its own for these

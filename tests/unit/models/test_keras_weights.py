@@ -246,6 +246,28 @@ def test_a_whole_model_and_a_model_within_one_are_read_too(tmp_path):
         assert "loaded all 18 tensors" in load_weights(model, tmp_path / name, head="fc.").note
 
 
+@pytest.mark.parametrize("kind", [">f4", "<f8", "<f2"])
+def test_numbers_of_other_sizes_and_byte_orders_are_read(edited, kind):
+    """HDF5 keeps the byte order of the machine that wrote, and Keras the type of its policy."""
+
+    def write_again(file):
+        names = []
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        for name in names:
+            if file[name].dtype.kind == "f":
+                numbers = file[name][()]
+                del file[name]
+                file[name] = numbers.astype(kind)
+
+    expected, model = Small(), Small()
+    load_weights(expected, HERE / "keras2.h5", head="fc.")
+    load_weights(model, edited("keras2.h5", write_again), head="fc.")
+    for name, tensor in model.state_dict().items():
+        wanted = expected.state_dict()[name]
+        assert tensor.dtype == wanted.dtype
+        torch.testing.assert_close(tensor, wanted, rtol=1e-3 if kind == "<f2" else 0, atol=1e-4 if kind == "<f2" else 0)
+
+
 @pytest.mark.parametrize("name", GENUINE)
 def test_a_head_of_another_size_stays_fresh(name):
     model = Small(outputs=3)

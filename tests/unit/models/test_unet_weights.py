@@ -90,6 +90,17 @@ def test_our_own_file_loads_and_further_heads_are_not_used(tmp_path):
     assert all(torch.equal(tensor, donor.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
+def test_all_heads_that_a_network_can_have_load_into_one_without(tmp_path):
+    """The largest patch has six levels, of which four lie between the finest and the deepest."""
+    tiny = {"width": 2, "max_filters": 2}
+    donor = UnetConfig(deep_supervision=True, aux_heads=4, **tiny).build(spec(size=(128, 128)))
+    torch.save(donor.state_dict(), tmp_path / "unet.pth")
+
+    _, note = started(3, tmp_path / "unet.pth", size=(128, 128), **tiny)
+
+    assert note.endswith("; 8 of heads.1., heads.2., heads.3., heads.4. are not used")
+
+
 def test_a_counter_of_drop_block_is_not_expected_from_the_original(tmp_path):
     path = original_checkpoint("plain", tmp_path / "last.ckpt")
     model, note = started(3, path, drop_block=True)

@@ -1,15 +1,29 @@
 """The search for a batch, on devices whose steps are given as numbers, and the sizes that data can come in."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
 
 import pytest
+from torch import Tensor, nn
 
 from sightline import config
+from sightline.data.classification import ClassificationData
+from sightline.data.loading.static import StaticDataset, dump
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.parts import DataConfig, Dataset, DataSpec, ModelConfig, Split
 from sightline.train import batch_size
-from sightline.train.batch_size import Choice, Probe, choose, fewest_parts, possible_sizes
+from sightline.train.batch_size import (
+    Choice,
+    Probe,
+    choose,
+    fewest_parts,
+    measure_accumulation,
+    measure_batch,
+    possible_sizes,
+)
 
 SIZES = sorted({2**k for k in range(10)} | {3 * 2**k for k in range(9)})
 CPU = devices.select("cpu")
@@ -120,3 +134,81 @@ def test_the_fewest_parts_that_fit(items: int, fits: float, parts: int):
     device = Made(fits=fits)
     assert fewest_parts(items, lambda count: device(items // count)) == parts
     assert max(device.asked) <= max(2 * fits, 7)  # memory of a host runs out at most by a little
+
+
+class Noting(nn.Module):
+    """Adds up all pixels; notes the images that it gets at once, and how many of them differ."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.fc = nn.Linear(1, classes)
+        self.seen: list[tuple[int, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append((len(x), len({image.numpy().tobytes() for image in x})))
+        return self.fc(x.sum((1, 2, 3))[:, None])
+
+
+@dataclass(frozen=True)
+class Noted(ModelConfig):
+    built: tuple = ()
+
+    def build(self, spec: DataSpec) -> nn.Module:
+        self.built[0].append(Noting(len(spec.classes)))
+        return self.built[0][0]
+
+
+@dataclass(frozen=True)
+class Replayed(ClassificationData):
+    folder: Path = Path()
+
+    def open(self, split: Split, seed: int) -> Dataset:
+        return StaticDataset(self.folder)
+
+
+def data_flags(samples: int) -> list[str]:
+    sizes = [f"--data.{name}=16" for name in ("size", "eval-resize", "eval-size")]
+    return [f"--data.path=synthetic:classes=10,samples={samples},size=16", *sizes]
+
+
+@pytest.fixture
+def steps_of(monkeypatch):
+    """steps_of(measure, samples, *flags): what it answers, and (images at once, different ones) of its steps."""
+    monkeypatch.setattr(batch_size, "TIMED_S", 0.0)  # as many steps as are needed; no time decides here
+    monkeypatch.setattr(batch_size, "NOT_SLOWER", 0.0)
+
+    def run(measure, samples: int, *flags: str, data: DataConfig | None = None):
+        recipe, run = config.load("demo_classification", [*data_flags(samples), "--train.precision=fp32", *flags])
+        built: list[Noting] = []
+        recipe = replace(recipe, model=Noted(built=(built,)), data=data or recipe.data)
+        answer = measure(recipe, run, CPU, World())
+        assert len(built) == 1, "one network for all steps"
+        return answer, [seen for seen, _ in groupby(built[0].seen)]
+
+    return run
+
+
+def test_a_measured_batch_is_tried_in_the_parts_of_the_recipe(steps_of):
+    (batch, line), steps = steps_of(measure_batch, 90, "--train.global-batch=auto", "--train.accumulation=2")
+    assert batch == 8 and line.startswith("batch 8: a larger one leaves fewer than 10 steps in an epoch of 90 samples")
+    assert steps == [(2, 2), (4, 4)]  # of 4 and of 8; 6 and 12 are neither needed nor possible
+
+
+def test_parts_are_tried_from_the_smallest_up_to_the_whole_batch(steps_of):
+    answer, steps = steps_of(measure_accumulation, 90, "--train.global-batch=12", "--train.accumulation=auto")
+    assert answer[0] == 1 and "accumulation 1: all 12 samples of a device at once: they fit" in answer[1]
+    assert steps == [(size, size) for size in (2, 3, 4, 6, 12)]
+
+
+def test_few_images_are_read_and_repeated_for_a_large_batch(steps_of, monkeypatch):
+    monkeypatch.setattr(batch_size, "DISTINCT", 4)
+    _, steps = steps_of(measure_accumulation, 90, "--train.global-batch=9", "--train.accumulation=auto")
+    assert steps == [(3, 3), (9, 4)]
+
+
+def test_batches_of_a_fixed_size_are_read_whole(steps_of, monkeypatch, tmp_path):
+    monkeypatch.setattr(batch_size, "DISTINCT", 4)
+    recipe, _ = config.load("demo_classification", data_flags(90))
+    dump(recipe.data, tmp_path, batch=9, steps=2, seed=0, progress=lambda *_: None)
+    flags = "--train.global-batch=9", "--train.accumulation=auto"
+    assert steps_of(measure_accumulation, 90, *flags, data=Replayed(folder=tmp_path))[1] == [(3, 3), (9, 9)]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline import api
+from sightline.hardware import devices
 from sightline.parts import Scores
 
 TINY = [
@@ -49,6 +50,21 @@ def test_more_epochs_with_override_resume(tmp_path: Path):
     train(tmp_path, "--train.epochs=1", "--schedule.kind=constant")
     train(tmp_path, "--train.epochs=3", "--schedule.kind=constant", "--run.override")
     assert [event["step"] for event in events(tmp_path, "train")] == list(range(1, 10))
+
+
+def test_a_start_says_what_is_trained_on_what_and_for_how_long(tmp_path: Path, capsys):
+    rate = ["--optimizer.lr=0.2", "--optimizer.lr-for-batch=64", "--run.progress=plain"]
+    train(tmp_path, "--train.epochs=1", *rate)
+    said = capsys.readouterr().out.splitlines()
+    evaluated = next(line for line in said if "training and" in line)
+    assert evaluated == "demo_classification: 24 training and 3 evaluation samples"
+    device = devices.select("cpu").name()
+    assert f"1 epoch of 3 steps, batch 8, base rate 0.025, fp32 on {device}" in said
+    assert not any("resuming" in line or "stops after" in line for line in said)
+    train(tmp_path, "--train.epochs=9", "--train.patience=1", "--train.max-steps=4", "--run.override", *rate)
+    said = capsys.readouterr().out.splitlines()
+    assert f"at most 9 epochs of 3 steps, batch 8, base rate 0.025, fp32 on {device}" in said
+    assert "stops after 1 evaluation without a better top1 (train.patience)" in said and "resuming from step 3" in said
 
 
 @pytest.mark.parametrize(("samples", "last"), [(16, 8), (48, 24)])  # epochs of 2 or of 6 steps instead of 3
