@@ -41,6 +41,8 @@ KEPT = REPO / ".mutants"
 EQUIVALENT = REPO / "tests" / "equivalent_mutants.txt"
 # What runs only on a GPU, so that no default test can notice a bug in it; tests/device are its tests.
 ON_DEVICE = re.compile(r"kernels/.*_triton\.py|kernels/cudnn/|kernels/bottleneck_cudnn\.py|data/gpu/|early_cuda\.py")
+# Runs tests/unit/kernels/interpreted_*.py in a process of its own, which is not traced.
+INTERPRETED = "tests/unit/kernels/test_instance_norm.py::test_all_kernels_compute_it_in_tritons_interpreter[not slow]"
 
 COMPARISONS = {
     ast.Lt: ast.LtE,
@@ -363,12 +365,15 @@ def _lines(bug: Bug) -> range:
 
 
 def _naming(file: str) -> list[str]:
-    """Return the test files that name a module."""
+    """Return the test files that name a module, and the test of those that Triton's interpreter runs."""
     module = file.removesuffix(".py").replace("/", ".")
     package, _, name = module.rpartition(".")
     pattern = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
     paths = sorted((REPO / "tests").rglob("test_*.py"))
-    return [p.relative_to(REPO).as_posix() for p in paths if pattern.search(p.read_text("utf-8"))]
+    naming = [p.relative_to(REPO).as_posix() for p in paths if pattern.search(p.read_text("utf-8"))]
+    texts = [path.read_text("utf-8") for path in (REPO / "tests").rglob("interpreted_*.py")]
+    is_interpreted = package == "sightline.kernels" and any(re.search(rf"\b{name}\b", text) for text in texts)
+    return [*naming, *[INTERPRETED] * is_interpreted]
 
 
 # Trials

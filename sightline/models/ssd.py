@@ -270,7 +270,7 @@ class Ssd(nn.Module):
         """Apply Glorot initialisation as if scores and offsets had separate convolutions."""
         per_anchor = weight.view(-1, sum(self.split), *weight.shape[1:])
         for part in per_anchor.split(self.split, dim=1):
-            fans = weight[0].numel() + part.shape[0] * part.shape[1] * weight[0, 0].numel()  # in and out
+            fans = weight.shape[1:].numel() + part.shape[0] * part.shape[1] * weight.shape[2:].numel()  # in and out
             part.uniform_(-math.sqrt(6 / fans), math.sqrt(6 / fans))
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

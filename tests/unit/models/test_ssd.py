@@ -417,6 +417,11 @@ def test_impossible_fields_are_refused(fields, message):
         SsdConfig(**fields)
 
 
+def test_an_image_without_pixels_has_no_levels():
+    with pytest.raises(UsageError, match="an image of 0 pixels has no levels; 300 is the published size"):
+        feature_sizes(0)
+
+
 def test_images_must_be_square():
     with pytest.raises(UsageError, match="square images, got 300x200"):
         SsdConfig().build(replace(spec(), size=(300, 200)))

@@ -11,7 +11,7 @@ from torch.nn import functional
 from sightline.errors import UsageError
 from sightline.hardware.devices import lay_channels_last
 from sightline.models import unet
-from sightline.models.unet import DropBlock, Unet, UnetConfig, geometry
+from sightline.models.unet import DropBlock, Unet, UnetConfig, geometry, make_norm
 from sightline.parts import DataSpec
 
 PATCH = (192, 160)
@@ -81,6 +81,19 @@ def test_geometry_of_volumes():
     assert kernels == [(1, 3, 3)] * 2 + [(3, 3, 3)] * 4
     assert strides == [(1, 1, 1), (1, 2, 2), (1, 2, 2), (2, 2, 2), (2, 2, 2), (1, 2, 2)]
     assert len(geometry(*PATCHES_3D["04"])[1]) == 4
+
+
+def test_an_axis_twice_as_coarse_is_halved_with_the_others():
+    assert geometry((64, 64), (1.0, 2.0))[1][:2] == [(1, 1), (2, 2)]
+    assert geometry((64, 64), (1.0, 2.01))[1][:2] == [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_instance_norm_by_itself_is_torchs(dim: int):
+    x, norm = torch.randn(2, 4, *(5,) * dim), make_norm("instance", 4, dim)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    torch.testing.assert_close(norm(x), functional.instance_norm(x, weight=norm.weight, bias=norm.bias))
 
 
 @pytest.mark.parametrize("task", PATCHES_3D)

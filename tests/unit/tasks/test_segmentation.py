@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from sightline.errors import UsageError
 from sightline.hardware.world import World
 from sightline.parts import DataSpec
+from sightline.report.beside import masks_beside
 from sightline.tasks.segmentation import Segmentation
 
 CPU = torch.device("cpu")
@@ -215,6 +216,23 @@ def test_slices_are_predicted_in_one_pass():
     assert [len(seen) for seen in network.seen] == [5]
     assert found["logits"].dtype == torch.float32 and found["classes"].dtype == torch.uint8
     assert torch.equal(found["classes"], network(image.bfloat16().float()).argmax(1).to(torch.uint8))
+
+
+@pytest.mark.parametrize(("extents", "worst"), [(None, (3, 1)), ([[3, 6, 5], [4, 6, 5]], (2, 1))])
+def test_a_volume_is_drawn_where_most_voxels_inside_it_are_wrong(extents, worst: tuple[int, int]):
+    label = torch.randint(0, 2, (3, 4, 6, 5), generator=torch.Generator().manual_seed(0))
+    found = label.clone()
+    for volume, plane, wrong in ((0, 1, 2), (0, 2, 3), (0, 3, 5), (1, 1, 4), (1, 2, 3)):
+        found[volume, plane, 0, :wrong] = 1 - found[volume, plane, 0, :wrong]
+    image = torch.linspace(0, 1, 3 * 2 * 4 * 6 * 5).view(3, 2, 4, 6, 5)
+    batch = {"image": image, "label": label}
+    if extents:
+        batch["extent"] = torch.tensor([*extents, [4, 6, 5]])
+    drawn = Segmentation().draw(batch, lambda: {"classes": found}, DataSpec(("a", "b"), 2, (6, 5), (), ()), 2)
+    assert drawn == [
+        masks_beside(*(each[volume, plane].numpy() for each in (image[:, 0], label, found)))
+        for volume, plane in enumerate(worst)
+    ]
 
 
 EXTENTS = [[9, 11, 13], [9, 14, 7], [3, 5, 4]]

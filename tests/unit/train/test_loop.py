@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline import api
+from sightline.errors import BadData, UsageError
 from sightline.hardware import devices
 from sightline.parts import Scores
 
@@ -65,6 +66,19 @@ def test_a_start_says_what_is_trained_on_what_and_for_how_long(tmp_path: Path, c
     said = capsys.readouterr().out.splitlines()
     assert f"at most 9 epochs of 3 steps, batch 8, base rate 0.025, fp32 on {device}" in said
     assert "stops after 1 evaluation without a better top1 (train.patience)" in said and "resuming from step 3" in said
+
+
+def test_another_recipe_or_other_data_are_refused_with_what_has_changed(tmp_path: Path):
+    train(tmp_path, "--train.epochs=2", "--train.max-steps=1", "--optimizer.lr=0.1")
+    changed = r"was made with another recipe:\n  optimizer.lr: 0.1 -> 0.2\nGive the old values back"
+    with pytest.raises(UsageError, match=changed):
+        train(tmp_path, "--train.epochs=2", "--optimizer.lr=0.2")
+    data = "--data.path=synthetic:classes=10,samples=32,size=24"
+    with pytest.raises(BadData, match="the train data are not those that .*ckpt-00000001 was trained on"):
+        train(tmp_path, "--train.epochs=2", "--optimizer.lr=0.1", data)
+    with pytest.raises(UsageError, match="holds checkpoints and --run.resume never was given"):
+        train(tmp_path, "--train.epochs=2", "--optimizer.lr=0.1", "--run.resume=never")
+    assert checkpoints(tmp_path) == ["ckpt-00000001"]
 
 
 @pytest.mark.parametrize(("samples", "last"), [(16, 8), (48, 24)])  # epochs of 2 or of 6 steps instead of 3

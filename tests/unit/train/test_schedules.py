@@ -138,6 +138,11 @@ def test_a_rate_depends_on_its_step_alone():
         ({"kind": "cosine", "plateau_on": "val_loss"}, r"plateau_on=val_loss belongs to kind=plateau.*kind plateau"),
         ({"kind": "step"}, r"needs --schedule.drop-epochs, e.g. --schedule.drop-epochs 30 60 80"),
         ({"warmup_epochs": -1}, r"warmup_epochs=-1 must be a finite number, 0 or more"),
+        ({"warmup_factor": 1.01}, r"warmup_factor=1.01 must be in \[0, 1\]"),
+        ({"warmup": "constant", "warmup_epochs": 1}, r"learns nothing; add --schedule.warmup-factor 0.01"),
+        ({"kind": "table"}, r"needs as many table_epochs, rising, as table_rates; got \(\) and \(\)"),
+        ({"kind": "table", "table_epochs": (0, 2), "table_rates": (0.1,)}, r"got \(0, 2\) and \(0.1,\)"),
+        ({"kind": "table", "table_epochs": (2, 1), "table_rates": (0.1, 0.2)}, r"rising.*got \(2, 1\)"),
     ],
     ids=str,
 )
@@ -155,6 +160,8 @@ def test_refusals(fields: dict, message: str):
         {"kind": "cosine", "final_lr": -0.1},
         {"kind": "step", "drop_epochs": (1,), "factor": math.nan},
         {"kind": "step", "drop_epochs": (1,), "factor": -0.1},
+        {"warmup_factor": -0.01},
+        {"warmup_factor": math.nan},
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
-from sightline.train import start
+from sightline.train import batch_size, start
 
 NATIVE = replace(devices.select("cpu"), has_bf16=lambda: True)
 EMULATES = replace(devices.select("cpu"), has_bf16=lambda: False)
@@ -19,16 +19,23 @@ FALLS_BACK = "precision fp32 instead of bf16, which would only be emulated and s
 SLOW = "warning: bf16 is only emulated, on a CPU up to 8 times slower than fp32"
 
 
-def settled(folder: Path, wanted: str, kept: str, device: devices.Device, capsys) -> tuple[str, str]:
-    """The precision that is decided, and what is said; `kept` is that of the checkpoint, "" without one."""
-    if kept:
-        saved = folder / "checkpoints" / "ckpt-00000001"
-        saved.mkdir(parents=True)
-        (saved / "state.json").write_text(json.dumps({"recipe": {"train": {"precision": kept}}}))
-    recipe, run = config.load("demo_classification", [f"--train.precision={wanted}", f"--run.out={folder}"])
-    log = RunLog(folder, Screen(), attempt=None)
-    found = start.settle(recipe, run, device, World(), log)
-    return found.train.precision, capsys.readouterr().out
+@pytest.fixture
+def settled(tmp_path: Path, capsys, monkeypatch):
+    """settled(stored, device, *flags): the train fields that are decided, and what is said; `stored` are those of the
+    checkpoint, {} without one."""
+
+    monkeypatch.setattr(batch_size, "TIMED_S", 0.0)
+
+    def settle(stored: dict, device: devices.Device, *flags: str) -> tuple[config.TrainConfig, str]:
+        saved = tmp_path / "checkpoints" / "ckpt-00000001"
+        if stored:
+            saved.mkdir(parents=True, exist_ok=True)
+            (saved / "state.json").write_text(json.dumps({"recipe": {"train": stored}}))
+        recipe, run = config.load("demo_classification", [*flags, f"--run.out={tmp_path}"])
+        found = start.settle(recipe, run, device, World(), RunLog(tmp_path, Screen(), attempt=None))
+        return found.train, capsys.readouterr().out
+
+    return settle
 
 
 @pytest.mark.parametrize(
@@ -50,10 +57,35 @@ def settled(folder: Path, wanted: str, kept: str, device: devices.Device, capsys
     ],
 )
 def test_the_first_start_decides_the_precision_and_later_ones_keep_it(
-    tmp_path: Path, capsys, wanted: str, kept: str, device: devices.Device, decided: str, said: str
+    settled, wanted: str, kept: str, device: devices.Device, decided: str, said: str
 ):
-    precision, lines = settled(tmp_path, wanted, kept, device, capsys)
-    assert precision == decided
+    train, lines = settled({"precision": kept} if kept else {}, device, f"--train.precision={wanted}")
+    assert train.precision == decided
     assert lines.startswith(said) and lines.count("\n") == bool(said), lines
     if said.startswith(SLOW):
         assert ("the run was started in it and keeps it" if kept else "--train.precision fp32 is faster") in lines
+
+
+TINY = ["--data.path=synthetic:classes=10,samples=24,size=16", "--data.size=16", "--model.width=4"]
+MEASURES_BATCH = "measuring the largest batch that is worth its memory (train.global_batch=auto)\n"
+MEASURES_PARTS = "measuring in how many parts a batch fits into memory (train.accumulation=auto)\n"
+
+
+@pytest.mark.parametrize(
+    ("stored", "flags", "batch", "parts", "said"),
+    [
+        ({}, "--train.global-batch=auto", 2, 1, f"{MEASURES_BATCH}batch 2: a larger one leaves fewer than 10 steps"),
+        ({}, "--train.global-batch=2 --train.accumulation=auto", 2, 1, f"{MEASURES_PARTS}accumulation 1: all 2 "),
+        ({}, "--train.global-batch=auto --train.accumulation=auto", 2, 1, f"{MEASURES_BATCH}batch 2: "),
+        ({"global_batch": 6}, "--train.global-batch=auto", 6, 1, ""),
+        ({"global_batch": 6, "accumulation": 3}, "--train.global-batch=6 --train.accumulation=auto", 6, 3, ""),
+        ({"accumulation": 2}, "--train.global-batch=2 --train.accumulation=auto --run.override", 2, 1, MEASURES_PARTS),
+        ({"global_batch": 6}, "--train.global-batch=4", 4, 1, ""),  # given; resume() refuses it
+    ],
+)
+def test_the_first_start_measures_what_is_left_open_and_later_ones_keep_it(
+    settled, stored: dict, flags: str, batch: int, parts: int, said: str
+):
+    train, lines = settled(stored, NATIVE, "--train.precision=fp32", *TINY, *flags.split())
+    assert (train.global_batch, train.accumulation) == (batch, parts)
+    assert lines.startswith(said) and bool(lines) == bool(said), lines

@@ -420,6 +420,10 @@ def test_the_last_step_of_a_device_with_streams_is_looked_at_where_one_waits(mon
     assert step.take_bad_steps(waits=True) == 1 and step.last_bad_step == 2
     step(batch_of(3), 3, 0.1)
     assert step.take_bad_steps() == step.take_bad_steps(waits=True) == 0, "counted once"
+    step(poisoned(4), 4, 0.1)
+    assert step.take_bad_steps() == 0
+    step(batch_of(5), 5, 0.1)
+    assert step.take_bad_steps() == 1 and step.last_bad_step == 4, "known one step later without a wait"
 
 
 def test_a_finite_loss_with_gradients_that_are_not_changes_nothing():
@@ -537,10 +541,30 @@ def test_compile_on_compiles_and_auto_does_not_on_a_cpu(monkeypatch):
         assert compiled == expected
 
 
+def test_a_step_compiled_in_mid_run_goes_on_with_the_same_bits(monkeypatch):
+    """Whatever a compiler does takes long; the update that makes it happen early is undone."""
+    compiled, ends = [], []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(function) or function)
+    for number, is_compiled in enumerate((False, True)):
+        step, state = built(recipe_with(model=SmallNet(norm=True), ema=0.9))
+        step(batch_of(0), 0, 0.1)
+        if is_compiled:
+            step.compile(batch_of(1))
+        step(batch_of(1), 1, 0.1)
+        ends.append((all_tensors(state), step.read_totals(World())))
+        assert len(compiled) == number
+    assert ends[0] == ends[1]
+
+
 def test_a_graph_that_cannot_be_had_is_refused():
     run = Run(graph="on")
     with pytest.raises(UsageError, match="graph"):
         built(PLAIN, run)
+
+
+def test_a_compiler_that_a_device_lacks_is_refused():
+    with pytest.raises(UsageError, match="--run.compile on: there is no compiler for cpu; use auto or off"):
+        built(PLAIN, Run(compile="on"), dataclasses.replace(CPU, compile_backend=""))
 
 
 @pytest.mark.slow
