@@ -1,5 +1,7 @@
 """Segmentation: the loss against NumPy and MONAI, deep supervision, mirror images, whole volumes; blobs are learnt."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -321,6 +323,8 @@ def test_regions_need_the_labels_of_brain_tumours():
     spec = DataSpec(("background", "anterior", "posterior"), 1, (56, 40), (), ())
     with pytest.raises(UsageError, match="here are 3 classes: background, anterior, posterior; use none"):
         Segmentation(regions="brats").metric(spec, CPU)
+    tumours = replace(spec, classes=("background", "edema", "non-enhancing tumour", "enhancing tumour"))
+    Segmentation(regions="brats").metric(tumours, CPU)
 
 
 def blobs(volumes: int, depth: int, size: int) -> dict[str, Tensor]:
