@@ -339,6 +339,7 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     in_turn = dict.fromkeys(test for pair in zip(few, own, strict=True) for test in pair)
     # Whole files last: one of them alone may take longer than the limit.
     ranked = sorted(in_turn, key=lambda test: ("::" not in test, stem not in test.partition("::")[0]))
+    ranked.sort(key=lambda test: test != INTERPRETED)  # no other runs what needs Triton
     chosen, left = [], limit_s
     for test in ranked:
         whole = [each for each in known.seconds if each.startswith(f"{test}::")] if "::" not in test else [test]

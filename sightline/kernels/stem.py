@@ -44,5 +44,5 @@ def convolve(pixels: Tensor, weight: Tensor, before: int, bias: Tensor | None = 
 
 def reference(pixels: Tensor, weight: Tensor, before: int) -> Tensor:
     """Compute the same as `convolve` in plain torch."""
-    around = (before, 5 - before)
+    around = (before, SIDE - 3 - before)
     return functional.conv2d(functional.pad(pixels, (*around, *around)), weight, stride=2)

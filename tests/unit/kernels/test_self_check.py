@@ -10,11 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sightline import kernels
-from sightline.kernels import batch_norm, batch_norm_check, instance_norm, instance_norm_check, self_check
+from sightline.kernels import (
+    batch_norm,
+    batch_norm_check,
+    instance_norm,
+    instance_norm_check,
+    overlaps,
+    self_check,
+    taps,
+)
 from sightline.models.resnet import ResNetConfig, make_pool
 
 CPU = torch.device("cpu")
@@ -236,3 +244,33 @@ def test_few_channels_stand_for_all_that_instance_norm_tiles_alike(channels, kin
         assert any(once.choose_sizes(*size, numbers) for size in sizes)  # those that read once are checked too
     pixels = [height * width for _, height, width in instance_norm_check.SIZES]
     assert all(count % 16 == 0 for count in pixels)  # as in networks; Triton compiles code of its own for these
+
+
+@pytest.mark.parametrize("name", ["resizing of crops", "matching of boxes"])
+def test_an_operation_that_fails_its_check_warns_once_and_is_plain_torch(monkeypatch, name: str):
+    """Triton does not run on a CPU, so that the check of the true kernels fails."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(self_check, "_answers", {})
+    draws = torch.Generator().manual_seed(0)
+    corners = torch.rand(2, 2, 5, 2, generator=draws).sort(dim=0).values
+    boxes = torch.cat(list(corners), -1)  # (2, 5, 4)
+    image, weights = torch.rand(2, 1, 4, 6, generator=draws), torch.rand(2, 3, 6, generator=draws)
+    places = torch.randint(6, (2, 3, 6), generator=draws, dtype=torch.int32)
+    operation, plain, given = {
+        "resizing of crops": (taps.sum_taps, taps.plain, (image, places, weights, 3)),
+        "matching of boxes": (
+            overlaps.best_overlaps,
+            lambda boxes, used, anchors: overlaps.plain(boxes, anchors),
+            (boxes, torch.tensor([5, 5]), boxes[0]),
+        ),
+    }[name]
+    with pytest.warns(RuntimeWarning, match=f"kernels: {name} runs as plain torch: ") as told:
+        found = [operation(*given) for _ in range(2)]
+    assert len(told) == 1
+    for ours in found:
+        torch.testing.assert_close(ours, plain(*given), rtol=0, atol=0)
+    with FakeTensorMode() as mode:
+        shown = operation(*(mode.from_tensor(each) if isinstance(each, Tensor) else each for each in given))
+    expected = plain(*given)
+    for fake, real in zip(*([x] if isinstance(x, Tensor) else x for x in (shown, expected)), strict=True):
+        assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())

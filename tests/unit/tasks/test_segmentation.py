@@ -5,8 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sightline.errors import UsageError
 from sightline.hardware.world import World
@@ -147,6 +149,26 @@ def test_dice_sums_over_the_batch():
 
 
 # Dynamo finds what breaks a graph; what AOTAutograd makes of it costs as much again.
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_dice_over_ranks_has_the_gradient_of_this_ranks_part_times_their_number(ranks: int):
+    """In torch's stand-in for a group the other ranks add nothing; DDP would divide by their number."""
+    drawn, batch = random_case(6, 5)
+    logits = nn.Parameter(drawn)
+
+    def gradient(loss: Tensor) -> Tensor:
+        return torch.autograd.grad(loss, logits, retain_graph=True)[0]
+
+    local, voxels = of_plain(Segmentation(), logits, batch), F.cross_entropy(logits, batch["label"])
+    of_dice = gradient(local - voxels)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        world = of_plain(Segmentation(dice_over="world"), logits, batch)
+    finally:
+        dist.destroy_process_group()
+    assert torch.equal(world, of_plain(Segmentation(), logits, batch))
+    torch.testing.assert_close(gradient(world - voxels), ranks * of_dice)
+
+
 @pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager_default_partitioner", marks=pytest.mark.slow)])
 def test_one_graph_without_breaks(backend):
     random = torch.Generator().manual_seed(0)
