@@ -188,6 +188,15 @@ def test_channels_that_are_tiled_alike_are_checked_once(channels, kinds):
     assert batch_norm_check.kinds_of(channels) == kinds
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_pool_is_checked_on_windows_whose_largest_value_rounding_cannot_change(dtype):
+    """Otherwise a right kernel could hand a gradient to another pixel than float64 does."""
+    pytest.importorskip("triton")
+    drawn = batch_norm_check._Draw(CPU, dtype).distinct((2, 3, 38, 49)).double()
+    windows = drawn.unfold(2, 3, 1).unfold(3, 3, 1).flatten(4).sort().values  # (2, 3, 36, 47, 9)
+    assert windows.diff().min() > 0.05
+
+
 def choose_instance_norm(precision="bf16", channels_last=True, device="cuda"):
     with FakeTensorMode(), torch.device(device):
         model = nn.Sequential(*(nn.InstanceNorm2d(count, affine=True) for count in (32, 64, 512)))
