@@ -109,6 +109,8 @@ def _edits(node: ast.AST, in_error: bool) -> Iterator[tuple[ast.AST, str]]:
     """Yield (node, what is written instead) for a node and all below it; texts of errors and types are left alone."""
     if isinstance(node, ast.JoinedStr):  # its nodes have no true positions before Python 3.12
         return
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: it changes nothing while lengths are equal
+        return
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return
     if not in_error:
@@ -150,7 +152,7 @@ def _instead_of(node: ast.AST) -> Iterator[str]:
         case ast.IfExp():
             yield f"({_changed(node, body=node.orelse, orelse=node.body)})"
     if isinstance(node, ast.Call) and node.keywords and not _is_error(node):
-        for drop in node.keywords:
+        for drop in (each for each in node.keywords if each.arg != "strict"):
             yield _changed(node, keywords=[each for each in node.keywords if each is not drop])
     if isinstance(node, ast.Dict) and len(node.keys) > 1:
         for i in range(len(node.keys)):
