@@ -235,6 +235,7 @@ def test_streams_and_events(on_cpu: Start):
     with pytest.raises(ValueError, match="enable_timing=True"):
         cuda.Event().elapsed_time(end)
     assert isinstance(side, cuda.Stream) and isinstance(side, torch.Stream) and isinstance(start, torch.cuda.Event)
+    assert issubclass(type(side), torch.Stream) and not issubclass(type(start), torch.Stream)
     assert isinstance(torch.Stream(device="cuda"), cuda.Stream) and isinstance(torch.Event("cuda"), torch.Event)
     assert not cuda.is_current_stream_capturing()
     least, greatest = cuda.Stream.priority_range()

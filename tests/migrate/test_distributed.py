@@ -185,6 +185,21 @@ def test_data_parallel_is_a_plain_call(on_cpu: Callable[..., Any]):
     assert list(model.state_dict()) == ["module.weight", "module.bias"]
 
 
+def test_spawned_processes_are_told_how_many_there_are(on_cpu: Callable[..., Any], tmp_path: Path):
+    on_cpu()
+    name = "SIGHTLINE_MIGRATE_DEVICE_COUNT"
+
+    def tell(rank: int) -> None:
+        (tmp_path / f"{rank}.txt").write_text(os.environ[name])
+
+    before = os.environ[name]
+    for ranks, told in ((1, before), (2, "2")):
+        torch.multiprocessing.start_processes(tell, (), ranks, start_method="fork")
+        assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(ranks)] == [told] * ranks
+        assert os.environ[name] == before == "0"
+    assert len(done_for("torch.multiprocessing.start_processes")) == 1
+
+
 def test_mesh_and_pipeline_stage_on_the_target(alone: Callable[..., None]):
     from torch.distributed.pipelining import PipelineStage
 

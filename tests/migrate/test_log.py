@@ -208,8 +208,11 @@ def test_no_log_where_there_can_be_no_folder(run_script: Run, tmp_path: Path):
 
 def test_log_ends_with_the_block(tmp_path: Path):
     with migrate.migrate(target="cpu", log=2, log_dir=str(tmp_path), quiet=True):
-        torch.ones(1, device="cuda")
+        torch.ones(1, device="cuda"), torch.ones(2, device="cuda")
+        exec(compile("torch.cuda.is_available()", torch.__file__, "exec"))
     (document,) = documents(tmp_path)
+    counts = next(tmp_path.glob("gpu_migration_*.log")).read_text().split("] counts\n")[1]
+    assert "[exact]: 2 x torch.ones at" in counts and "[truth to torch]: 1 x torch.cuda.is_available\n" in counts
     assert document["finished"] and document["pid"] == os.getpid()
     assert logfile.RUN not in os.environ
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.iterdir())

@@ -69,6 +69,10 @@ APEX = {
     "apex.parallel.SyncBatchNorm": "apex.parallel.SyncBatchNorm(2)",
     "apex.parallel.convert_syncbn_model": "apex.parallel.convert_syncbn_model(net)",
 }
+COPIED = {
+    "torch.Tensor.to": 'x.cuda().to("cpu")',
+    "torch.nn.Module.to": 'net.cuda().to("cpu")',
+}
 SHOWN = {
     "torch.Tensor.device": "x.device",
     "torch.Tensor.get_device": "x.get_device()",
@@ -97,10 +101,11 @@ BFLOAT16 = {
     [
         ({}, PLAIN, ""),
         ({"amp": "keep"}, APEX, ""),
+        ({}, COPIED, "cop"),
         ({"claim": True}, SHOWN, ""),
         ({"amp": "keep", "fp16_to_bf16": True}, BFLOAT16, "bfloat16 instead of float16"),
     ],
-    ids=["plain", "apex", "shown", "converted"],
+    ids=["plain", "apex", "copied", "shown", "converted"],
 )
 def test_a_call_counts_once_under_its_name(
     on_cpu: Callable[..., Any], options: dict[str, Any], calls: dict[str, str], what: str

@@ -140,6 +140,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / ".venv" / "other.py").write_text("import cupy\n")
     assert scan.main([str(tmp_path), "--target", "cpu"]) == 0
     text = capsys.readouterr().out
+    assert "\nrefused:" in f"\n{text}" and not any(kind in text for kind in ("adapted:", "ignored:", "exact:", "sync:"))
     assert "train.py:4  torch.cuda.wonder --> " in text and text.endswith(
         "1 file on cpu: refused 1, adapted 0, ignored 0, exact 0\n"
     )

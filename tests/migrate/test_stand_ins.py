@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from together import together
 from torch import nn
 
 from sightline.migrate import deactivate
@@ -58,6 +59,26 @@ def test_only_while_migrated_and_only_where_missing(on_cpu: Start, tmp_path: Pat
     assert not finder.is_missing("apex")
     assert importlib.import_module("apex").mine
     del sys.modules["apex"]
+
+
+@together(
+    ("module", "names"),
+    [
+        ("apex.amp", "initialize scale_loss state_dict load_state_dict master_params float_function half_function"),
+        ("apex.multi_tensor_apply", "MultiTensorApply multi_tensor_applier"),
+        ("apex.normalization", "FusedLayerNorm FusedRMSNorm MixedFusedLayerNorm MixedFusedRMSNorm"),
+        ("apex.normalization.fused_layer_norm", "FusedLayerNorm fused_layer_norm_affine fused_rms_norm_affine"),
+        ("apex.optimizers", "FusedAdagrad FusedAdam FusedLAMB FusedNovoGrad FusedSGD"),
+        ("apex.parallel", "DistributedDataParallel LARC Reducer SyncBatchNorm convert_syncbn_model"),
+        ("apex.parallel", "create_syncbn_process_group"),
+        ("apex.parallel.LARC", "LARC"),
+        ("apex.parallel.distributed", "DistributedDataParallel Reducer"),
+        ("apex.parallel.optimized_sync_batchnorm", "SyncBatchNorm"),
+    ],
+)
+def test_names_are_where_apex_has_them(apex: Any, module: str, names: str):
+    found = importlib.import_module(module)
+    assert [name for name in names.split() if not hasattr(found, name)] == []
 
 
 def test_what_is_missing_says_where_it_was_asked_for(apex: Any, capsys: pytest.CaptureFixture[str]):
@@ -410,9 +431,11 @@ def test_amp_skips_the_step_of_an_overflow(apex: Any, capsys: pytest.CaptureFixt
 def test_amp_scale_grows_and_stays_within_bounds(apex: Any):
     scaler_of = importlib.import_module("sightline.migrate.stand_ins.apex_amp").LossScaler
     scaler = scaler_of("dynamic", lowest=2.0**14, highest=2.0**17)
+    seen = []
     for _ in range(5999):
         scaler.update(True)
-    assert scaler.loss_scale() == 2.0**17  # doubled after 2000, then at its highest
+        seen.append(scaler.loss_scale())
+    assert seen == [2.0**16] * 1999 + [2.0**17] * 4000  # doubled after 2000, then at its highest
     for _ in range(9):
         scaler.update(False)
     assert scaler.loss_scale() == 2.0**14
