@@ -158,7 +158,8 @@ def test_barrier_without_the_index(alone: Callable[..., None]):
 )
 def test_ddp_runs_without_indices(alone: Callable[..., None], given: dict[str, Any]):
     alone("nccl")
-    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 3), **given)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 3), **given, find_unused_parameters=True)
+    assert model.find_unused_parameters
     model(torch.ones(1, 2)).sum().backward()
     assert model.device_ids is None and model.module.bias.grad is not None
     assert bool(done_for("torch.nn.parallel.DistributedDataParallel.__init__")) == bool(given)
