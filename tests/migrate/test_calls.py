@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import mmap
 import os
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +157,7 @@ def test_queries(on_cpu: Start, monkeypatch: pytest.MonkeyPatch):
     cuda = torch.cuda
     assert cuda.is_available() and cuda.is_initialized() and cuda.device_count() == 1 and cuda.current_device() == 0
     assert cuda.get_device_capability() == (8, 0) and cuda.is_bf16_supported() and cuda.get_arch_list() == ["sm_80"]
+    assert cuda.is_tf32_supported() and cuda.get_gencode_flags() == "" and not cuda.can_device_access_peer(0, 1)
     properties = cuda.get_device_properties(0)
     assert properties.major == 8 and properties.name == cuda.get_device_name(torch.device("cuda:0"))
     assert properties.total_memory == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -198,6 +201,8 @@ def test_memory(on_cpu: Start):
     for page in range(0, len(held), mmap.PAGESIZE):
         held[page] = 1
     assert cuda.memory_allocated() - before > 100e6 and cuda.max_memory_allocated() >= cuda.memory_allocated() - 5e6
+    (kib,) = re.findall(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert cuda.max_memory_allocated() == pytest.approx(int(kib) * 1024, rel=5e-4)
     assert cuda.memory_reserved("cuda:0") > 0 and cuda.max_memory_reserved(0) > 0
     stats = cuda.memory_stats()
     assert stats["allocated_bytes.all.peak"] >= stats["allocated_bytes.all.current"] > 0 and stats["num_ooms"] == 0
@@ -272,6 +277,11 @@ def test_graphs_are_refused(on_cpu: Start):
 
 def test_random_numbers(on_cpu: Start):
     on_cpu()
+    drawn = []
+    for seed in (3, 4, 3):  # of a script that seeds the device only
+        torch.cuda.manual_seed(seed)
+        drawn.append(torch.rand(3, device="cuda").tolist())
+    assert drawn[0] == drawn[2] != drawn[1]
     torch.manual_seed(5)
     torch.cuda.manual_seed(7)  # must not change what torch.manual_seed began
     torch.cuda.manual_seed_all(7)

@@ -60,7 +60,7 @@ PLAIN = {
 APEX = {
     "apex.amp.disable_casts": "apex.amp.disable_casts()",
     "apex.amp.float_function": "apex.amp.register_float_function(nn.Module(), 'forward')",
-    "apex.amp.half_function": "apex.amp.half_function(torch.mm)",
+    "apex.amp.half_function": "apex.amp.register_half_function(nn.Module(), 'forward')",
     "apex.amp.initialize": "apex.amp.initialize(net)",
     "apex.normalization.FusedLayerNorm": "apex.normalization.FusedLayerNorm(2)",
     "apex.normalization.FusedRMSNorm": "apex.normalization.FusedRMSNorm(2)",

@@ -101,12 +101,14 @@ def test_failing_activation_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
 
 ones = torch.ones  # as `from torch import ones`, before activation
 available = torch.cuda.is_available
+version = torch.version.cuda
 
 
 def test_late_activation_reaches_names_imported_before():
     before = ones
-    with migrate(target="cpu"):
+    with migrate(target="cpu", cuda_version="1.2"):
         assert ones is torch.ones is not before and available()
+        assert version is not torch.version.cuda == "1.2"  # a value, which others may have by chance: None, a number
         assert ones(2, device="cuda").tolist() == [1.0, 1.0]
     assert ones is before and not available()
 
