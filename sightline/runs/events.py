@@ -20,12 +20,11 @@ from typing import IO, Any
 from sightline import __version__
 from sightline.data.loading.workers import Bad
 from sightline.files.whole import open_text
-from sightline.runs.folder import BAD_SAMPLES, RunFolder, finite
+from sightline.runs.folder import BAD_SAMPLES, LOG, RunFolder, finite
 from sightline.runs.loggers import Logger, RunStart
 from sightline.terminal import visible
 
 SCHEMA = 1
-LOG = "log.jsonl"
 
 
 class JsonLines(Logger):

@@ -24,6 +24,7 @@ from sightline.files.whole import no_link, open_text, rename, replace_text, unwr
 from sightline.runs.attempts import EXIT, Attempt, is_in_vain, read_exit
 
 LOCK = ".lock"
+LOG = "log.jsonl"
 SCORES, BEST_SCORES = "scores.json", "scores-best.json"  # the last evaluation, and the best
 BAD_SAMPLES = "bad_samples.jsonl"
 DRAWINGS = "drawings.json"  # of the worst samples in the best scores

@@ -18,11 +18,11 @@ from sightline.errors import UsageError
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import loads, read_json, typed
 from sightline.runs.attempts import EXIT, read_exit
-from sightline.runs.folder import BEST_SCORES, LOCK, MAX_SCORES_BYTES, is_at_work
+from sightline.runs.folder import BEST_SCORES, LOCK, LOG, MAX_SCORES_BYTES, is_at_work
 from sightline.runs.screen import as_hours, as_score
 from sightline.terminal import visible
 
-CONFIG, LOG = "config.yaml", "log.jsonl"
+CONFIG = "config.yaml"
 MAX_DEPTH = 4  # folders below the one that is given: runs/PROJECT/RUN/fold-0 and one more
 MAX_LINE_BYTES = 2**20
 MAX_REASON = 200

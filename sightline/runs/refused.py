@@ -13,12 +13,12 @@ from sightline.errors import BadCheckpoint, BadData, RankFailed, SightlineError,
 from sightline.files.whole import replace_text
 from sightline.hardware import launch
 from sightline.runs.attempts import EXIT, read_exit
-from sightline.runs.folder import LOCK, is_at_work
+from sightline.runs.folder import LOCK, LOG, is_at_work
 
 REFUSALS = (UsageError, BadData, BadCheckpoint)
 CONFIG = "config.yaml"  # written once nothing is left to refuse
 CHECKPOINTS = "checkpoints"
-WRITTEN_BEFORE = {LOCK, "log.jsonl", EXIT, CHECKPOINTS}
+WRITTEN_BEFORE = {LOCK, LOG, EXIT, CHECKPOINTS}
 RANK_LOG = re.compile(r"rank_\d+\.log")
 NO_FILE = 0, 0
 
