@@ -101,13 +101,13 @@ def answered(command: str, world: Path, place: Path) -> list[str]:
         if not (place / name).exists():
             shutil.copytree(world / "stored" / name, place / name)
     line = re.sub(r"\{(\w+)\}", lambda match: str(names[match[1]]), command)
-    with warnings_aside():
+    with own_environment():
         lines = _call(line[4:]) if line.startswith(">>> ") else _command(line[2:], place)
     return [_without_places(each, world, place) for each in lines]
 
 
 @contextlib.contextmanager
-def warnings_aside() -> Iterator[None]:
+def own_environment() -> Iterator[None]:
     """A command runs as in a process of its own: what it sets in the environment is undone."""
     before = dict(os.environ)
     try:
