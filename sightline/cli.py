@@ -81,7 +81,7 @@ def check(flags: Sequence[str]) -> None:
         refuse_without(recipe)
     with shown_progress() as progress:
         processes = run.workers if run.workers >= 0 else min(usable_cores(), 16)
-        report = recipe.data.check(arguments.decode, processes, progress)
+        report = recipe.data.check_samples(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
     if found := len(report.problems):
         raise BadData(f"{found} problem{'s' * (found > 1)}; fix what is listed above")

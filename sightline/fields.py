@@ -179,9 +179,16 @@ def _fields_of(source: _Source, name: str) -> Fields:
         return found
     for field, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            kind = ast.unparse(field.annotation)
+            kind = ast.unparse(_without_rules(field.annotation))
             found[field.target.id] = Flag(_default(field.value), _text(after), kind, _choices(kind))
     return found
+
+
+def _without_rules(annotation: ast.expr) -> ast.expr:
+    """Return the type of Annotated[type, rules]."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        return annotation.slice.elts[0] if isinstance(annotation.slice, ast.Tuple) else annotation.slice
+    return annotation
 
 
 def _choices(kind: str) -> tuple[str, ...]:
@@ -193,8 +200,8 @@ def _choices(kind: str) -> tuple[str, ...]:
 
 
 def _default(value: ast.expr | None) -> str:
-    """Return a default as it is written, without the mark undecisive()."""
-    if isinstance(value, ast.Call) and ast.unparse(value.func) == "undecisive":
+    """Return a default as it is written, without the mark not_compared()."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) in ("undecisive", "not_compared"):
         value = value.args[0]
     return ast.unparse(value) if value else ""
 

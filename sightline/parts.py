@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import as_dataclass, short
+from sightline.recipe.part import Part
+from sightline.recipe.part import not_compared as undecisive  # noqa: F401
+from sightline.recipe.part import refuse_foreign_fields as refuse_foreign_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,22 +37,6 @@ Arrays = dict[str, "np.ndarray"]
 Layout = Mapping[str, tuple[tuple[int, ...], str]]  # key -> (shape, NumPy dtype) of one item
 Split = Literal["train", "val"]
 Drawing = dict[str, str]  # what a tile shows ("truth") -> base64 of a JPEG
-
-
-def undecisive(default: Any) -> Any:
-    """Declare a config field that does not decide the result (a path, a cache size); it is not compared on resume."""
-    return field(default=default, metadata={"decides_result": False})
-
-
-def refuse_foreign_fields(part: str, config: Any, fields_of_kind: Mapping[str, set[str]]) -> None:
-    """Raise UsageError if a config sets a field that only another `kind` reads."""
-    for kind, names in fields_of_kind.items():
-        for name in sorted(names - fields_of_kind[config.kind]):
-            if getattr(config, name) != config.__dataclass_fields__[name].default:
-                raise UsageError(
-                    f"{part}.{name}={getattr(config, name)} belongs to kind={kind}, not to kind={config.kind}; "
-                    f"add --{part}.kind {kind} or leave it out"
-                )
 
 
 @dataclass(frozen=True)
@@ -188,8 +175,10 @@ class ServedInput:
     fields: Mapping[str, Any] = field(default_factory=dict)  # of the data config, for a loader of such inputs
 
 
-class DataConfig(ABC):
+class DataConfig(Part, ABC):
     """Location of the samples, and how they are prepared for the network."""
+
+    part = "data"
 
     on_bad_sample: Literal["fail", "skip"]
     max_bad_samples: int
@@ -264,7 +253,7 @@ class DataConfig(ABC):
         """Return this config for synthetic samples that look like those of `spec`."""
         raise UsageError(f"{type(self).__name__} has no synthetic data; give --data.path DIR and --data real")
 
-    def check(self, decode: bool, processes: int, progress: Callable[[str, int, int], None]) -> CheckReport:
+    def check_samples(self, decode: bool, processes: int, progress: Callable[[str, int, int], None]) -> CheckReport:
         """Look at every sample of both splits, with `decode` also at its pixels; progress(what, done, total)."""
         raise UsageError(f"{type(self).__name__} has no check of its own; train with it, it stops at the first problem")
 
@@ -299,8 +288,10 @@ class LoadedWeights:
     tensors: tuple[TensorRow, ...] = ()
 
 
-class ModelConfig(ABC):
+class ModelConfig(Part, ABC):
     """The network; sizes that depend on the data come from the spec."""
+
+    part = "model"
 
     @abstractmethod
     def build(self, spec: DataSpec) -> nn.Module:
@@ -434,15 +425,28 @@ class Metric(ABC):
         """Compute the scores from the counts."""
 
 
-class Task(ABC):
-    """The loss, the reading of outputs, the metric. Subclasses are frozen dataclasses without state."""
+class TaskConfig(Part, ABC):
+    """The fields of a task. `build` makes the task itself, which needs torch."""
 
+    part = "task"
     headline: str  # the score that decides which checkpoint is best; higher is better
     drawn = 0  # most wrong samples of an evaluation that are drawn for the report
     peers: str = ""  # NAME of sightline/measure/peers_NAME.py, which `benchmark --peers` compares with
     batch_loss: str = ""  # the part of the loss that all samples computed at once share; accumulation changes it
     activation: str = ""  # softmax or sigmoid: what turns exported logits into probabilities
     decodes: bool = False  # `served` computes more than the network does; its raw outputs can be exported instead
+
+    @abstractmethod
+    def build(self) -> Task:
+        """Return the task with these fields."""
+
+
+class Task(TaskConfig):
+    """The loss, the reading of outputs, the metric. Subclasses are frozen dataclasses without state."""
+
+    def build(self) -> Task:
+        """Return the task itself."""
+        return self
 
     def for_data(self, spec: DataSpec) -> Task:
         """Return the task for data of this spec, with the same fields."""

@@ -184,7 +184,7 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
         path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
         return replace(self, path=path, source="auto", classes=len(spec.classes), background="none")
 
-    def check(self, decode: bool, processes: int, progress: Progress) -> Report:
+    def check_samples(self, decode: bool, processes: int, progress: Progress) -> Report:
         """Check every image of both splits under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")

@@ -186,7 +186,7 @@ class SegmentationData(AugmentFields, DataConfig):
         """Use synthetic volumes."""
         return replace(self, path=f"synthetic:samples={samples}")
 
-    def check(self, decode: bool, processes: int, progress: Progress) -> Report:
+    def check_samples(self, decode: bool, processes: int, progress: Progress) -> Report:
         """Check every volume of both splits under `path`, with `decode` every voxel."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")

@@ -32,7 +32,7 @@ CONCRETE_PARTS = (
     "sightline.data.detection",
     "sightline.data.segmentation",
 )
-USED_BY_PARTS = ("sightline.errors", "sightline.files", "sightline.hardware")
+USED_BY_PARTS = ("sightline.errors", "sightline.files", "sightline.hardware", "sightline.recipe.part")
 USED_BY_MIGRATE = ("sightline.hardware.onednn", "sightline.models.norm", "sightline.terminal")
 # The commands run behind the guard of sightline.terminal. What runs inside `import torch` prints what repr() made safe.
 MAY_PRINT = (

@@ -447,23 +447,23 @@ def test_a_volume_with_one_bad_slice_is_left_out_whole(tmp_path: Path, data: Seg
 
 
 def test_check_lists_all_that_is_wrong(tmp_path: Path, data: SegmentationData):
-    assert data.check(True, 1, nothing).problems == []
-    facts = data.check(True, 1, nothing).facts
+    assert data.check_samples(True, 1, nothing).problems == []
+    facts = data.check_samples(True, 1, nothing).facts
     assert facts["train"]["volumes"] == 8 and facts["train"]["volumes with"] == dict.fromkeys(CLASSES, 8)
     folder = write_folder(tmp_path / "bad", 2)
     for name, how in (("case1", "truncated"), ("case2", "class"), ("case3", "nan")):
         damaged(folder, name, how)
     config = replace(data, path=str(folder))
-    found = {(p.kind, p.where) for p in config.check(True, 1, nothing).problems}
+    found = {(p.kind, p.where) for p in config.check_samples(True, 1, nothing).problems}
     assert found == {("unreadable", "case1"), ("label out of range", "case2"), ("not finite", "case3")}
-    assert {p.where for p in config.check(False, 1, nothing).problems} == {"case1"}  # the others need a look inside
+    assert {p.where for p in config.check_samples(False, 1, nothing).problems} == {"case1"}  # others: inside
     (folder / "plan.json").unlink()
     with pytest.raises(
         UsageError, match="holds nothing that this recipe can read: files: .*expected a folder with plan.json"
     ):
-        config.check(True, 1, nothing)
+        config.check_samples(True, 1, nothing)
     with pytest.raises(UsageError, match="no data"):
-        SegmentationData().check(True, 1, nothing)
+        SegmentationData().check_samples(True, 1, nothing)
 
 
 # In memory

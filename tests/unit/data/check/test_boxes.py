@@ -370,6 +370,6 @@ def test_folders_beside_records_are_checked_as_training_reads_them(data, tmp_pat
 
 def test_what_the_recipe_has_no_room_for_is_reported(data: Path):
     """Training stops at an image with more boxes than data.max_boxes."""
-    assert not DetectionData(path=str(data)).check(True, 1, silent).problems
-    train, val = DetectionData(path=str(data), max_boxes=1).check(True, 1, silent).problems
+    assert not DetectionData(path=str(data)).check_samples(True, 1, silent).problems
+    train, val = DetectionData(path=str(data), max_boxes=1).check_samples(True, 1, silent).problems
     assert (train.split, val.split) == ("train", "val") and "use --data.max-boxes 2" in train.text
