@@ -36,6 +36,7 @@ Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
 Arrays = dict[str, "np.ndarray"]
 Layout = Mapping[str, tuple[tuple[int, ...], str]]  # key -> (shape, NumPy dtype) of one item
 Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
 Drawing = dict[str, str]  # what a tile shows ("truth") -> base64 of a JPEG
 
 
@@ -175,6 +176,17 @@ class ServedInput:
     fields: Mapping[str, Any] = field(default_factory=dict)  # of the data config, for a loader of such inputs
 
 
+@dataclass(frozen=True)
+class DataFacts:
+    """What lies at the path of some data, before they are opened for training."""
+
+    line: str = ""  # for the user, e.g. "data: 2 classes, 8 + 2 images"
+    fields: Mapping[str, Any] = field(default_factory=dict)  # values of the data config that these data decide
+    said: str = ""  # why these values, for `inspect` and the report: "8 + 2 images of 2 classes in pets"
+    steps: Callable[[int], int] | None = None  # of an epoch, by batch, without a partial last one; None if unknown
+    opened: Mapping[Any, Any] = field(default_factory=dict)  # what was read, for `open_splits`
+
+
 class DataConfig(Part, ABC):
     """Location of the samples, and how they are prepared for the network."""
 
@@ -187,6 +199,15 @@ class DataConfig(Part, ABC):
     @abstractmethod
     def open(self, split: Split, seed: int) -> Dataset:
         """Find the samples of a split."""
+
+    def look(self, run: Path, typed: Collection[str]) -> DataFacts:
+        """Look at `path` before torch is imported: say what is there, and decide fields that nobody typed. `run` is the
+        run folder, which may keep a drawn split. Raises what opening would raise; nothing without a path."""
+        return DataFacts()
+
+    def open_splits(self, seed: int, facts: DataFacts) -> dict[Split, Dataset]:
+        """Open both splits; `facts` are what `look` returned, or DataFacts()."""
+        return {split: self.open(split, seed) for split in SPLITS}
 
     def at_absolute_path(self) -> Self:
         """Return this config with `path` absolute if it is on disk: a run finds its data from any directory."""
@@ -439,6 +460,10 @@ class TaskConfig(Part, ABC):
     @abstractmethod
     def build(self) -> Task:
         """Return the task with these fields."""
+
+    def for_data(self, spec: DataSpec) -> Task:
+        """Return the task for data of this spec, with the same fields."""
+        return self.build().for_data(spec)
 
 
 class Task(TaskConfig):

@@ -73,6 +73,10 @@ class Part:
     def check(self) -> None:
         """Raise UsageError where fields contradict each other. Call super().check() first."""
 
+    def implied(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values that other fields return to where a user names these: one flag switches, not one per field."""
+        return {}
+
 
 def not_compared(default: Any) -> Any:
     """Declare a field that does not decide the result (a path, a cache size); it is not compared on resume."""
