@@ -1,0 +1,132 @@
+"""Settings of a run: one value for each field of its parts, with where it comes from.
+
+The command line, a YAML file, keywords of Python, what lies at --data.path, what a network was made for, and a stored
+run are layers of one form, {"part.field": value}. A later origin wins, and `build` makes the frozen objects once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+from sightline.errors import UsageError
+from sightline.files.typed_json import hints_of
+from sightline.recipe.recipe import Recipe, Run
+
+
+class Origin(IntEnum):
+    """Where a value comes from. A user's own word wins over what is decided for them."""
+
+    RECIPE = 0
+    STORED = 1  # by the run whose checkpoint is opened
+    DERIVED = 2  # from other values
+    DATA = 3
+    MODEL = 4
+    FILE = 5
+    FLAG = 6
+
+
+@dataclass(frozen=True)
+class Value:
+    """The value of a field. `said` is what set it, for messages and the report: "--lr", "8 + 2 images in pets"."""
+
+    value: Any
+    origin: Origin
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All fields of a recipe and a run: the parts as the recipe made them, and what replaces their values."""
+
+    recipe: Recipe
+    run: Run
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The parts as the recipe made them, by name."""
+        return {**self.recipe.parts, "run": self.run}
+
+    def hints(self) -> dict[str, Any]:
+        """Return the type of every field: {"train.epochs": int}."""
+        found: dict[str, Any] = {}
+        for name, part in self.parts.items():
+            of_part = hints_of(type(part))
+            found |= {f"{name}.{each.name}": of_part[each.name] for each in dataclasses.fields(part) if each.init}
+        return found
+
+    def put(self, origin: Origin, given: Mapping[str, Any], said: str | Mapping[str, str] = "") -> Settings:
+        """Return settings with another layer, whose values have the types of their fields. Where a later origin has
+        set a field already, that stays. `said` may be one text for each field."""
+        values = dict(self.values)
+        for name, part in self.parts.items():
+            own = {key.partition(".")[2]: value for key, value in given.items() if key.startswith(f"{name}.")}
+            implied = part.implied(own) if own and hasattr(part, "implied") else {}
+            because = ", ".join(dict.fromkeys(filter(None, (_said(said, f"{name}.{key}") for key in own))))
+            for key, value in {**implied, **own}.items():
+                old = values.get(f"{name}.{key}")
+                if old is None or old.origin <= origin:
+                    values[f"{name}.{key}"] = Value(value, origin, _said(said, f"{name}.{key}") or because)
+        return replace(self, values=values)
+
+    def __getitem__(self, name: str) -> Value:
+        """Return the value of "part.field"."""
+        part, _, key = name.partition(".")
+        return self.values.get(name) or Value(getattr(self.parts[part], key), Origin.RECIPE)
+
+    def is_typed(self, name: str) -> bool:
+        """Return whether the user set a field, in a file or as a flag: then nothing else may decide it."""
+        return self[name].origin >= Origin.FILE if name in self.values else False
+
+    def typed_in(self, part: str) -> set[str]:
+        """Return the fields of a part that the user set."""
+        return {name.partition(".")[2] for name in self.values if name.startswith(f"{part}.") and self.is_typed(name)}
+
+    def build(self) -> tuple[Recipe, Run]:
+        """Return the frozen objects; each part checks itself, in the order of a recipe."""
+        made = {}
+        for name, part in self.parts.items():
+            own = {key.partition(".")[2]: each.value for key, each in self.values.items() if key.startswith(f"{name}.")}
+            try:
+                made[name] = replace(part, **own)
+            except (TypeError, ValueError) as error:  # of a part of the user's own
+                raise UsageError(f"{name}: {error}") from error
+        run = made.pop("run")
+        return replace(self.recipe, **made), run
+
+    def origins(self) -> dict[str, str]:
+        """Return where values come from that are not the recipe's own, e.g. {"optimizer.lr": "flag: --lr"}."""
+        return {
+            name: f"{each.origin.name.lower()}: {each.said}" if each.said else each.origin.name.lower()
+            for name, each in self.values.items()
+            if each.origin != Origin.RECIPE
+        }
+
+
+def _said(said: str | Mapping[str, str], name: str) -> str:
+    return said if isinstance(said, str) else said.get(name, "")
+
+
+def plain(part: Any) -> dict[str, Any]:
+    """Return the fields of a part as plain values, under the names that users type."""
+    values = {}
+    for each in dataclasses.fields(part):
+        value = getattr(part, each.name)
+        values[each.name] = list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def flag_of(name: str, off: bool = False) -> str:
+    """Return how a user types a field: "train.global_batch" is --train.global-batch."""
+    part, dot, key = name.rpartition(".")
+    return f"--{part}{dot}{'no-' if off else ''}{key}".replace("_", "-")
+
+
+def fspath(value: Any) -> Any:
+    """Return the text of a path, and anything else as it is."""
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
