@@ -2,8 +2,7 @@
 
     --train.epochs 3   --train.epochs=3   --data.mean 0.5 0.5 0.5   --train.deterministic   --train.no-deterministic
 
-Keywords and dicts of Python are read here too: they name the same fields. `options.py` reads a command's own options
-with the same grammar.
+Keywords and dicts of Python name the same fields. `options.py` reads a command's own options in the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args, get_origin
+from types import NoneType
+from typing import Any, Literal, TypedDict, Union, get_args, get_origin
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import typed
@@ -101,7 +101,7 @@ def value_of(flag: str, off: bool, hint: Any, text: str | None, words: Words) ->
     cannot hold."""
     if hint is bool:
         if text is not None or (words.left and not words.left[0].startswith("-")):
-            on, no = (flag.replace(".no-", "."), flag) if off else (flag, _off(flag))
+            on, no = (_on(flag), flag) if off else (flag, _off(flag))
             raise UsageError(f"{on} is a switch: write it alone, or {no}")
         return not off
     if get_origin(hint) is tuple:
@@ -119,6 +119,10 @@ def value_of(flag: str, off: bool, hint: Any, text: str | None, words: Words) ->
 
 def converted(value: Any, hint: Any) -> Any:
     """Return a text or a value of Python as the type of a field; ValueError says what was expected."""
+    if NoneType in get_args(hint):
+        if value is None or str(value).lower() == "none":
+            return None
+        hint = Union[tuple(each for each in get_args(hint) if each is not NoneType)]  # noqa: UP007  # of one type: itself
     if hint is Path:
         return Path(value)
     if isinstance(value, os.PathLike):
@@ -131,17 +135,19 @@ def expected_of(hint: Any) -> str:
     arguments = get_args(hint)
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, arguments))}"
+    if get_origin(hint) is tuple and get_origin(arguments[0]) is Literal:
+        return f"one or more of {', '.join(map(str, get_args(arguments[0])))}"
     if get_origin(hint) is tuple:
         many = _NUMBERS.get(arguments[0], "a word").partition(" ")[2] + "s"
         count = "" if arguments[-1] is ... else f"{len(arguments)} "
         return f"{count}{many} with spaces between them"
     if arguments:  # a union
         words = [", ".join(map(str, get_args(each))) or _NUMBERS.get(each, "") for each in arguments]
-        return " or ".join(filter(None, words))
+        return " or ".join(words) if all(words) else ""
     return _NUMBERS.get(hint, "")
 
 
-_NUMBERS = {int: "a whole number", float: "a number"}
+_NUMBERS = {int: "a whole number", float: "a number", NoneType: "none"}
 
 
 def _why(error: ValueError, text: Any, hint: Any) -> str:
@@ -161,6 +167,11 @@ def _several(flag: str, texts: list[str], hint: Any) -> Any:
 def _off(flag: str) -> str:
     part, dot, field = flag.removeprefix("--").rpartition(".")
     return f"--{part}{dot}no-{field}"
+
+
+def _on(flag: str) -> str:
+    part, dot, field = flag.removeprefix("--").rpartition(".")
+    return f"--{part}{dot}{field.removeprefix('no-')}"
 
 
 def _unexpected(word: str, of: str) -> str:
