@@ -52,7 +52,7 @@ def prepare(flags: Sequence[str]) -> None:
             _parser("prepare", prepare, f"{{{','.join(known)}}} [options]").print_help()
             return
         raise UsageError(f"prepare what? Known: {', '.join(known)}; e.g. `sightline prepare shapes --out DIR`")
-    from sightline.config import parse_options
+    from sightline.recipe.options import parse_options
 
     module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
     options = parse_options(get_type_hints(module.prepare)["options"], flags[1:], prog=f"sightline prepare {flags[0]}")
@@ -324,9 +324,9 @@ def average(flags: Sequence[str]) -> None:
 def benchmark(flags: Sequence[str]) -> None:
     """Measure the speed of a recipe's step or input: `sightline benchmark resnet50 --peers`"""
     refuse_recipe_named_first(flags)
-    from sightline.config import split_options
     from sightline.measure import benchmark as measure
     from sightline.measure import whole
+    from sightline.recipe.options import split_options
 
     options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
     recipe, run = load_recipe("benchmark", rest)
@@ -383,8 +383,8 @@ def migrate(flags: Sequence[str]) -> None:
 def launch(flags: Sequence[str]) -> None:
     """Train on several hosts: `sightline launch resnet50 --hosts a:8,b:8 --launcher ssh --data.path DIR`"""
     refuse_recipe_named_first(flags)
-    from sightline.config import split_options
     from sightline.hardware.launch import command
+    from sightline.recipe.options import split_options
 
     options, rest = split_options(command.LaunchOptions, flags, prog="sightline launch")
     recipe, run = load_recipe("launch", rest)

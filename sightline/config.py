@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import tyro
 import yaml
@@ -33,7 +33,6 @@ from sightline.train.config import TrainConfig as TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
-Parsed = TypeVar("Parsed")
 RAISES = contextvars.ContextVar("RAISES", default=False)
 """Whether flags that cannot be parsed are a UsageError, as Python users expect; else tyro says so and exits."""
 RULES = ("\u256d", "\u2500", "---")  # beginnings of the lines that tyro draws around and between parts of an error
@@ -390,20 +389,6 @@ def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
 def leaves(recipe: Recipe, run: Run) -> dict[str, Any]:
     """Return every field under its dotted name, e.g. for TensorBoard's hparams."""
     return dict(_leaves({**to_json(recipe), "run": _plain(run)}))
-
-
-def parse_options(options: type[Parsed], flags: Sequence[str], prog: str) -> Parsed:
-    """Parse a command's own options, e.g. those of `prepare shapes`."""
-    return tyro.cli(options, args=list(flags), prog=prog)
-
-
-def split_options(
-    options: type[Parsed], flags: Sequence[str], prog: str, flat: bool = False
-) -> tuple[Parsed, list[str]]:
-    """Parse a command's own options; return also, in their order, the words that are not among them. Flags of a nested
-    dataclass begin with its name (--mpi.networks) unless the command is flat."""
-    markers = (tyro.conf.OmitArgPrefixes,) if flat else ()
-    return tyro.cli(options, args=list(flags), prog=prog, return_unknown_args=True, config=markers)
 
 
 def to_yaml(documents: Sequence[Mapping[str, Any]]) -> str:

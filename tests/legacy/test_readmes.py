@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline import cli, config, named_recipe
+from sightline import cli, named_recipe
+from sightline.recipe import options
 
 HERE = Path(__file__).parent
 PAGES = runpy.run_path(str(HERE / "pages.py"))
@@ -71,10 +72,10 @@ def test_what_a_command_becomes_is_parsed_by_our_own_commands(readme: str, monke
         parse(*arguments, **named)
         raise SystemExit(0)
 
-    load, parse = cli.load_recipe, config.parse_options
+    load, parse = cli.load_recipe, options.parse_options
     monkeypatch.setattr(cli, "load_recipe", load_only)
     monkeypatch.setattr(named_recipe, "_fields_of_data", lambda *_: [])  # there are no data here
-    monkeypatch.setattr(config, "parse_options", parse_only)
+    monkeypatch.setattr(options, "parse_options", parse_only)
     for words in dict.fromkeys(words for command in READMES[readme] for words in command.words):
         if words[0] in ("train", "benchmark", "launch", "prepare"):
             with pytest.raises(SystemExit) as end:

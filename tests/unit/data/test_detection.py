@@ -458,7 +458,7 @@ def test_static_batches_of_another_recipe_are_refused(batches: Path, changes: di
 
 
 def test_prepare_static_takes_the_data_of_the_command_line(tmp_path: Path, batches: Path):
-    from sightline.config import parse_options
+    from sightline.recipe.options import parse_options
 
     flags = ["--out", str(tmp_path / "again"), "--batch", "4", "--steps", "3", "--seed", "3"]
     flags += ["--data.path", SYNTHETIC.path, "--data.size", "48", "--data.max-boxes", "12"]
