@@ -120,7 +120,8 @@ def _module(name: str) -> _Source:
     first, *rest = name.split(".")
     if first != "sightline":
         raise LookupError(name)
-    return _read(PACKAGE.joinpath(*rest).with_suffix(".py"))
+    path = PACKAGE.joinpath(*rest)
+    return _read(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
 
 
 def _parts_of(source: _Source) -> dict[str, Fields]:

@@ -18,7 +18,7 @@ from sightline.data.sources import spread
 from sightline.errors import BadSample
 
 if TYPE_CHECKING:
-    from sightline.data.classification import ClassificationDataset
+    from sightline.data.classification.dataset import ClassificationDataset
     from sightline.hardware.devices import Device
 
 TIMED_S = 0.05  # of decoding on one core

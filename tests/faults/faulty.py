@@ -27,7 +27,8 @@ import torch
 from torch import nn
 
 from sightline.config import Recipe
-from sightline.data.classification import ClassificationData, ClassificationDataset
+from sightline.data.classification import ClassificationData
+from sightline.data.classification.dataset import ClassificationDataset
 from sightline.parts import DataSpec, ModelConfig
 from sightline.recipes import demo_classification
 from sightline.tasks.classification import Classification

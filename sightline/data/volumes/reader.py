@@ -1,4 +1,4 @@
-"""Whole prepared volumes with their labels, for data/segmentation.py."""
+"""Whole prepared volumes with their labels, for data/segmentation/dataset.py."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from sightline.data.augment.segmentation import CARRIED, TOLERANCE
 from sightline.data.loading import cache
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
-from sightline.data.segmentation import SegmentationData, SegmentationDataset
+from sightline.data.segmentation import SegmentationData
+from sightline.data.segmentation.dataset import SegmentationDataset
 from sightline.data.sources.decathlon import folds
 from sightline.data.volumes.decathlon import Case, VolumePlan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
