@@ -4,7 +4,7 @@ A data config stays flat (`--data.mixup`): it inherits the fields of its task's 
 `augmentation` is the object that has it.
 """
 
-from dataclasses import fields
+import dataclasses
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,4 +12,4 @@ T = TypeVar("T")
 
 def with_fields_of(config: Any, cls: type[T]) -> T:
     """Build a `cls` with the values that `config` has for its fields."""
-    return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})  # type: ignore[arg-type]
+    return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(cls)})  # type: ignore[arg-type]

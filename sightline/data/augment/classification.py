@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from sightline.data.augment import policies, tensorflow
+from sightline.data.augment.fields import ClassificationFields
 from sightline.data.draws import generator
-from sightline.errors import UsageError
 from sightline.parts import Batch, DataSpec, ServedInput
 
 # Pillow has no legacy filter; a policy's rotations are plain bilinear then.
@@ -40,16 +40,6 @@ _ERASE_TRIES = 10
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right; the last two are outside
 _NOWHERE: Box = (0, 0, 0, 0)
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "augment": ("on", "off"),
-    "crop": ("area", "tf"),
-    "policy": policies.POLICY_NAMES,
-    "mixup_per": ("batch", "sample"),
-    "mixup_partner": ("previous", "reversed", "random"),
-    "eval_geometry": ("short_side", "stretch"),
-    "interpolation": tuple(_RESAMPLING),
-    "image_type": ("uint8", "bf16", "fp32"),
-}
 _PACKED_TYPES = {"uint8": "uint8", "bf16": "int16", "fp32": "float32"}  # NumPy has no bf16: its bits as int16
 # Scalars, because they belong to the whole batch; tensors with a first dimension are split with the samples.
 CUT_KEYS = ("cut_top", "cut_left", "cut_bottom", "cut_right")
@@ -85,102 +75,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class AugmentFields:
-    """Settings: how images become the squares that a classifier trains and is evaluated on."""
-
-    augment: Literal["on", "off"] = "on"
-    """off: no randomness in training; images are seen as in evaluation, but at `size`."""
-    crop: Literal["area", "tf"] = "area"
-    """area: uniform area, log-uniform ratio, as torchvision; tf: uniform ratio, uniform height, at least a tenth of
-    the image, as TensorFlow's sample_distorted_bounding_box. With tf, sides and offsets in evaluation are rounded down
-    to whole pixels, as in the TensorFlow originals."""
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Smallest and largest share of the image's area that a training crop covers."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Narrowest and widest training crop, width over height."""
-    flip: float = 0.5
-    """Probability of a left-right flip in training."""
-    policy: policies.PolicyName = "none"
-    """Operations on colours and shape after crop and flip."""
-    policy_magnitude: int = 9
-    """randaugment: strength of its operations, 0 to 30."""
-    augmix_severity: int = 3
-    """augmix: greatest strength of its operations, 1 to 10."""
-    random_erase: float = 0.0
-    """Probability that a random box of a training image is set to the mean colour."""
-    mixup: float = 0.0
-    """Alpha of the Beta(alpha, alpha) that mixes each training image with another; 0 is off."""
-    mixup_per: Literal["batch", "sample"] = "batch"
-    """batch: one share for all images of a step on a device, as in PyTorch; sample: one for each, as in NVIDIA's
-    TensorFlow recipes."""
-    mixup_partner: Literal["previous", "reversed", "random"] = "previous"
-    """mixup and cutmix: which other image of the batch. previous: the one before it; reversed: the batch read
-    backwards; random: a permutation. The batch is what a device computes at once: with accumulation, a part."""
-    cutmix: float = 0.0
-    """Alpha of the Beta(alpha, alpha) for a box pasted from another image; 0 is off. With mixup, a coin per batch
-    chooses between the two."""
-    size: int = 224
-    """Side in pixels of the square the network sees in training."""
-    eval_resize: int = 256
-    """Length in pixels the shorter side (stretch: both) is resized to in evaluation."""
-    eval_geometry: Literal["short_side", "stretch"] = "short_side"
-    """short_side: the image keeps its aspect ratio; stretch: it is made square first, as hardware decoders do."""
-    eval_size: int = 224
-    """Side in pixels of the square cut from the middle in evaluation."""
-    interpolation: Literal["bilinear", "bicubic", "legacy"] = "bilinear"
-    """Filter of every resize: bilinear and bicubic are antialiased; legacy is TensorFlow 1's bilinear, neither
-    antialiased nor centred, rounded to whole grey levels (the originals kept the fraction: up to half a level)."""
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """Mean of red, green and blue, of values in 0..1; the default is ImageNet's."""
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    """Standard deviation of red, green and blue, of values in 0..1; the default is ImageNet's."""
-    image_type: Literal["uint8", "bf16", "fp32"] = "uint8"
-    """Type in which images are copied to the device. uint8: normalised there; bf16, fp32: normalised by the loader, at
-    two and four times the traffic; bf16 is also rounded."""
-
-    def __post_init__(self) -> None:
-        # Every test is written so that NaN fails it.
-        for field, known in _CHOICES.items():
-            if getattr(self, field) not in known:
-                raise UsageError(f"{field}={getattr(self, field)!r} is unknown; use one of {', '.join(known)}")
-        low, high = self.crop_scale
-        if not 0 < low <= high <= 1:
-            raise UsageError(f"crop_scale={self.crop_scale} must be 0 < smallest <= largest <= 1, e.g. 0.08 1.0")
-        if self.crop == "tf" and high * tensorflow.COVERED_ONE_IN < 1:
-            raise UsageError(
-                f"crop=tf keeps no crop below a tenth of the image, so crop_scale={self.crop_scale} never gives one; "
-                f"raise its second number, e.g. 0.05 1.0"
-            )
-        low, high = self.crop_ratio
-        if not 0 < low <= high < math.inf:
-            raise UsageError(f"crop_ratio={self.crop_ratio} must be 0 < narrowest <= widest, e.g. 0.75 1.3333")
-        for field in ("flip", "random_erase"):
-            if not 0 <= getattr(self, field) <= 1:
-                raise UsageError(f"{field}={getattr(self, field)} is a probability; use a number from 0 to 1")
-        for field in ("mixup", "cutmix"):
-            if not 0 <= getattr(self, field) < math.inf:
-                alpha = getattr(self, field)
-                raise UsageError(f"{field}={alpha} is the alpha of a Beta distribution; use 0 (off) or e.g. 0.2")
-        if self.mixup_per == "sample" and self.cutmix:
-            raise UsageError(
-                f"mixup_per=sample cannot be combined with cutmix={self.cutmix}, whose box is the batch's; "
-                f"use --data.mixup-per batch or --data.cutmix 0"
-            )
-        if not 0 <= self.policy_magnitude <= policies.RANDAUGMENT_LAST_BIN:
-            raise UsageError(f"policy_magnitude={self.policy_magnitude} must be in 0..30; 9 is usual")
-        if not 1 <= self.augmix_severity <= policies.AUGMIX_MAX_SEVERITY:
-            raise UsageError(f"augmix_severity={self.augmix_severity} must be in 1..10; 3 is usual")
-        for field in ("size", "eval_resize", "eval_size"):
-            if getattr(self, field) < 1:
-                raise UsageError(f"{field}={getattr(self, field)} is a length in pixels; use 1 or more, e.g. 224")
-        if not all(map(math.isfinite, self.mean)):
-            raise UsageError(f"mean={self.mean} must be three finite numbers, e.g. 0.485 0.456 0.406")
-        if not all(0 < deviation < math.inf for deviation in self.std):
-            raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
-
-
-@dataclass(frozen=True)
-class Augmentation(AugmentFields):
+class Augmentation(ClassificationFields):
     """Draws and applies the operations that the fields choose; a dataset holds one."""
 
     @property

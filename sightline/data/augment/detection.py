@@ -6,7 +6,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,8 +14,8 @@ from torch.nn import functional
 
 from sightline.data.augment import batched, tensorflow
 from sightline.data.augment.classification import as_planes, normalize
+from sightline.data.augment.fields import DetectionFields
 from sightline.data.draws import generator
-from sightline.errors import UsageError
 
 # One draw in seven keeps the whole image; the others demand one of these overlaps.
 MIN_IOUS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
@@ -24,12 +23,6 @@ _SMALLEST_SIDE = 0.3  # of a crop, as a share of the image's side
 _LARGEST_ASPECT = 2.0
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # positions in a sample's jitter numbers, and codes in its order
 _GREY = (0.2989, 0.587, 0.114)
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "augment": ("on", "off"),
-    "crop": ("tf", "mlperf", "off"),
-    "jitter": ("tf", "mlperf", "off"),
-    "resize": ("tf", "antialias"),
-}
 Crop = tuple[float, float, float, float]  # top, left, bottom, right as shares of the image
 WHOLE: Crop = (0.0, 0.0, 1.0, 1.0)
 
@@ -50,59 +43,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class AugmentFields:
-    """Settings: how images with boxes become the squares that a detector trains and is evaluated on."""
-
-    augment: Literal["on", "off"] = "on"
-    """off: no randomness in training; images are seen as in evaluation."""
-    size: int = 300
-    """Side in pixels of the square the network sees."""
-    crop: Literal["tf", "mlperf", "off"] = "tf"
-    """Random crops that keep a drawn overlap with every box. tf: use the last of `crop_tries` that fits; 0 means more
-    than none. mlperf: use the first that fits; 0 means any. off: the whole image."""
-    crop_tries: int = 50
-    """Crops tried for one drawn overlap before another is drawn; 50 in the TensorFlow original, 1 in MLPerf's."""
-    flip: float = 0.5
-    """Probability of a left-right flip in training."""
-    jitter: Literal["tf", "mlperf", "off"] = "tf"
-    """Colours. tf: brightness is added, contrast is about each channel's mean, fixed order, nothing clipped; mlperf:
-    brightness is multiplied, contrast is about the mean grey, random order, 8-bit values after every operation."""
-    brightness: float = 0.125
-    """jitter: largest number added (tf, to values in 0..1), or largest distance of the factor from 1 (mlperf)."""
-    contrast: float = 0.5
-    """jitter: largest distance of the factor from 1."""
-    saturation: float = 0.5
-    """jitter: largest distance of the factor from 1."""
-    hue: float = 0.05
-    """jitter: largest rotation of colours, as a share of the colour circle."""
-    resize: Literal["tf", "antialias"] = "tf"
-    """tf: bilinear without antialiasing, with aligned corners in training and TensorFlow 1's grid in evaluation;
-    antialias: torch's antialiased bilinear on whole pixels, as MLPerf's PyTorch reference. Both round to whole grey
-    levels."""
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """Mean of red, green and blue, of values in 0..1; the default is ImageNet's."""
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    """Standard deviation of red, green and blue, of values in 0..1; the default is ImageNet's."""
-
-    def __post_init__(self) -> None:
-        # Every test is written so that NaN fails it.
-        for field, known in _CHOICES.items():
-            if getattr(self, field) not in known:
-                raise UsageError(f"{field}={getattr(self, field)!r} is unknown; use one of {', '.join(known)}")
-        for field, usual in (("size", 300), ("crop_tries", 50)):
-            if getattr(self, field) < 1:
-                raise UsageError(f"{field}={getattr(self, field)} must be 1 or more, e.g. {usual}")
-        for field, most in (("flip", 1), ("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5)):
-            if not 0 <= getattr(self, field) <= most:
-                raise UsageError(f"{field}={getattr(self, field)} must be a number from 0 to {most}")
-        if not all(map(math.isfinite, self.mean)):
-            raise UsageError(f"mean={self.mean} must be three finite numbers, e.g. 0.485 0.456 0.406")
-        if not all(0 < deviation < math.inf for deviation in self.std):
-            raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
-
-
-@dataclass(frozen=True)
-class Augmentation(AugmentFields):
+class Augmentation(DetectionFields):
     """Draws and applies the operations that the fields choose; a dataset holds one."""
 
     @property

@@ -5,13 +5,10 @@ probabilities are those of torchvision.transforms.v2; pixels from outside the im
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
-
-PolicyName = Literal["none", "autoaugment", "randaugment", "trivialaugment", "augmix"]
-POLICY_NAMES: tuple[str, ...] = get_args(PolicyName)
 
 Chain = tuple[tuple[str, float], ...]  # (operation, magnitude), one after the other
 Policy = tuple[tuple[float, Chain], ...]  # (weight, chain): the image is the weighted sum of the chains' results
@@ -44,8 +41,6 @@ _STRENGTHS = {
     "trivialaugment": _Strength(31, 0.99, 32, 0, 135, 0.99, (8, 2)),
     "augmix": _Strength(10, 0.3, 0, 1 / 3, 30, 0.9, (4, 0)),
 }
-RANDAUGMENT_LAST_BIN = _STRENGTHS["randaugment"].bins - 1
-AUGMIX_MAX_SEVERITY = _STRENGTHS["augmix"].bins
 
 # AutoAugment's policy for ImageNet: pairs of (operation, probability, bin). Some pairs appear twice.
 _AUTOAUGMENT = (

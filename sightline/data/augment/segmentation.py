@@ -7,12 +7,13 @@ are (channel, depth, height, width). voxels.py does the arithmetic.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sightline.data.augment.fields import SegmentationFields
 from sightline.data.augment.voxels import (
     TURN_BITS,
     Taps,
@@ -27,8 +28,6 @@ from sightline.data.augment.voxels import (
     zoom_taps,
 )
 from sightline.data.draws import generator
-from sightline.errors import UsageError
-from sightline.parts import undecisive
 
 # Largest difference of a voxel between devices, as a share of the crop's largest value: they sum in fp32 in another
 # order. Labels, and crops with flips alone, are equal to the bit.
@@ -36,27 +35,6 @@ TOLERANCE = 1e-5
 CARRIED: tuple[str, ...] = ("windows", "turn", "intensity", "noise_key")  # numbers that a crop brings to the device
 Triple = tuple[int, int, int]
 _AXES = ("depth", "height", "width")
-_SHARES = (
-    "oversampling",
-    "zoom",
-    "flip",
-    "rotation",
-    "noise",
-    "blur",
-    "brightness",
-    "contrast",
-    "gamma_inverted",
-    "gamma",
-)
-_RANGES = {
-    "zoom_range": (0.0, 1.0),
-    "rotation_range": (-180.0, 180.0),
-    "noise_std": (0.0, 100.0),
-    "blur_sigma": (0.0, 20.0),
-    "brightness_range": (0.0, 100.0),
-    "contrast_range": (0.0, 100.0),
-    "gamma_range": (0.0, 10.0),
-}
 
 
 @dataclass(frozen=True)
@@ -83,71 +61,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class AugmentFields:
-    """Settings: what is done to a crop of a volume in training."""
-
-    augment: Literal["on", "off"] = "on"
-    """off: only the position of the crop is random."""
-    augment_on: Literal["auto", "host", "device"] = undecisive("auto")
-    """Place of the augmentation: in the loader's processes, or on the device within the step; auto: on the device,
-    unless it is the CPU. Voxels agree to 1e-5 of the largest."""
-    oversampling: float = 0.33
-    """Probability that a crop is centred on a foreground voxel instead of any voxel."""
-    zoom: float = 0.15
-    """Probability of a zoom: the middle of the crop, resized to its size (image cubic, label nearest)."""
-    zoom_range: tuple[float, float] = (0.7, 1.0)
-    """Smallest and largest share of each side that a zoom keeps."""
-    zoom_depth: bool = True
-    """2D networks: a zoom also resizes along the depth. The original does; NVIDIA's later release does not."""
-    flip: float = 0.33
-    """Probability of a flip, for width and height each, and for depth if the network is 3D."""
-    rotation: float = 0.0
-    """Probability of a rotation in the plane of height and width (image linear, label nearest, 0 outside). nnU-Net:
-    0.2; the original has none."""
-    rotation_range: tuple[float, float] = (-180.0, 180.0)
-    """Smallest and largest angle of a rotation in degrees, those of nnU-Net in 2D."""
-    noise: float = 0.15
-    """Probability of Gaussian noise."""
-    noise_std: tuple[float, float] = (0.0, 0.33)
-    """Smallest and largest standard deviation of the noise."""
-    blur: float = 0.15
-    """Probability of a Gaussian blur along depth, height and width."""
-    blur_sigma: tuple[float, float] = (0.5, 1.5)
-    """Smallest and largest sigma of the blur in voxels; its kernel ends at 3 sigma, rounded up."""
-    brightness: float = 0.15
-    """Probability of a change of brightness: values times a factor."""
-    brightness_range: tuple[float, float] = (0.7, 1.3)
-    """Smallest and largest factor of brightness."""
-    contrast: float = 0.15
-    """Probability of a change of contrast: values times a factor, clipped to the range that the crop had."""
-    contrast_range: tuple[float, float] = (0.65, 1.5)
-    """Smallest and largest factor of contrast."""
-    gamma: float = 0.0
-    """Probability of a gamma change: values of each channel, scaled to 0..1, to a power; mean and deviation stay.
-    nnU-Net: 0.3; the original has none."""
-    gamma_inverted: float = 0.0
-    """Probability of the same on the negative image, before it. nnU-Net: 0.1."""
-    gamma_range: tuple[float, float] = (0.7, 1.5)
-    """Smallest and largest power; below and above 1 equally often."""
-
-    def __post_init__(self) -> None:
-        # Every test is written so that NaN fails it.
-        for field, known in (("augment", ("on", "off")), ("augment_on", ("auto", "host", "device"))):
-            if getattr(self, field) not in known:
-                raise UsageError(f"{field}={getattr(self, field)!r} is unknown; use one of {', '.join(known)}")
-        for field in _SHARES:
-            if not 0 <= getattr(self, field) <= 1:
-                raise UsageError(f"{field}={getattr(self, field)} must be a probability, a number from 0 to 1")
-        for field, (least, most) in _RANGES.items():
-            low, high = getattr(self, field)
-            if not least <= low <= high <= most:
-                raise UsageError(
-                    f"{field}={low} {high} must be two numbers from {least:g} to {most:g}, the smaller one first"
-                )
-
-
-@dataclass(frozen=True)
-class Augmentation(AugmentFields):
+class Augmentation(SegmentationFields):
     """Draws and applies the operations that the fields choose; a dataset holds one."""
 
     # The draw

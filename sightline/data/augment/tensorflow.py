@@ -9,11 +9,11 @@ import math
 import numpy as np
 import torch
 
-# Their networks see values in 0..255 minus this colour, undivided. `mean` and `std` refer to values in 0..1.
-TF_MEAN = (123.68 / 255, 116.78 / 255, 103.94 / 255)
-TF_STD = (1 / 255, 1 / 255, 1 / 255)
+from sightline.data.augment.fields import COVERED_ONE_IN
+from sightline.data.augment.fields import TF_MEAN as TF_MEAN
+from sightline.data.augment.fields import TF_STD as TF_STD
+
 _TRIES = 100
-COVERED_ONE_IN = 10  # min_object_covered 0.1, with the whole image as the only object
 
 
 def draw_box(

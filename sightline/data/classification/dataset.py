@@ -1,20 +1,19 @@
-"""Classification data: images from a source, decoded and augmented into squares with a label."""
+"""Images from a source, decoded and augmented into squares with a label."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
 from sightline.data import cached_samples, decoder_choice
-from sightline.data.augment import batched, with_fields_of
-from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
-from sightline.data.check.images import Report, check_images
+from sightline.data.augment import batched
+from sightline.data.augment.classification import Params
+from sightline.data.classification.config import ClassificationData
 from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
 from sightline.data.gpu import encoded
 from sightline.data.gpu.squares import cut_squares, fill_squares
@@ -23,192 +22,72 @@ from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.workers import LEFT_OVER, PACKED
-from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread, wrong_classes
+from sightline.data.sources import Sample, Source, open_source, spread, wrong_classes
+from sightline.data.sources.layouts import kept_of
 from sightline.data.sources.named_files import FilesSource
-from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import (
     Arrays,
     Batch,
     Bound,
-    DataConfig,
     Dataset,
     DataSpec,
     Layout,
-    ServedInput,
     Split,
     SplitFacts,
-    undecisive,
 )
-from sightline.terminal.progress import Progress
 
-BACKGROUND = "background"
 MOST_SIZES = 200  # images whose sizes the report of a run is made from
 _GEOMETRY = ((len(batched.FIELDS),), "int32")
 _HEIGHT = batched.FIELDS.index("height")
 
 
-@dataclass(frozen=True)
-class ClassificationData(AugmentFields, SplitFields, DataConfig):
-    """Location of the images, and how they become the network's input."""
+def open_split(config: ClassificationData, split: Split, seed: int) -> ClassificationDataset:
+    """Open the train or val images."""
+    if not config.path:
+        raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
+    source = open_source(config.source, config.path, split, config.source_options)
+    if config.classes and config.classes != len(source.classes):
+        raise wrong_classes(config.path, len(source.classes), config.classes)
+    if source.missing and config.on_bad_sample == "fail":
+        raise BadData(
+            f"{len(source.missing)} of the {len(source)} {split} images that {config.path} lists do not exist, e.g. "
+            f"{source.missing[0]}; `sightline check` lists them all. Restore them, or skip them with "
+            f"--data.on-bad-sample skip"
+        )
+    if source.is_multi_label:
+        _refuse_for_several_labels(config)
+    return ClassificationDataset(config, source, split, seed)
 
-    path: str = undecisive("")
-    """Class folders, a table (labels.csv), tar shards, TFRecords, or synthetic:classes=10,samples=1000,size=64; see
-    docs/data.md."""
-    source: str = "auto"
-    """Kind of data at the path: auto, folder, table, tar, tfrecord, synthetic."""
-    classes: int = 0
-    """Number of classes the data must have; 0 accepts any number."""
-    background: Literal["none", "first", "last"] = "none"
-    """Add a class that no image has, as in the 1001 outputs of the TensorFlow originals: first (labels then begin at
-    1) or last. `classes` does not count it."""
-    sampling: Literal["uniform", "balanced"] = "uniform"
-    """uniform: every training image once an epoch; balanced: every class equally often, in epochs of the same length;
-    images of small classes repeat, each time augmented differently."""
-    class_weights: Literal["none", "balanced"] = "none"
-    """balanced: weight the training loss of each class by images / (classes x images of the class); with several labels
-    per image, that of a class's images by images without it / images with it."""
-    first_label: Literal[0, 1] = 1
-    """TFRecords: the smallest label in the files."""
-    decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
-    """Device that decodes, crops and resizes JPEGs. gpu: by the JPEG engines of the device, with the same random
-    numbers and slightly different pixels; auto: where some images of the data are decoded faster, and says so."""
-    downscale: Literal["off", "dct"] = "off"
-    """dct: decode JPEGs at 1/2, 1/4 or 1/8 of their size where a crop is that many times larger than what it is resized
-    to, in training and evaluation: faster for large photos, with slightly different pixels."""
-    samples: int = undecisive(0)
-    """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
-    cache: Literal["auto", "off", "ram", "gpu"] = undecisive("auto")
-    """ram: keep images in memory once read, decoded if that takes at most half of what is available, else encoded, and
-    share them between the ranks of a host; auto: only if they take at most half, and says so; gpu: keep them decoded on
-    the device and cut crops there, with the same random numbers and slightly different pixels; see docs/cache.md."""
-    on_bad_sample: Literal["fail", "skip"] = "fail"
-    """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
-    max_bad_samples: int = undecisive(100)
-    """skip: end the run if there are more bad images than this."""
-    fingerprint: Literal["names", "sampled", "full"] = undecisive("sampled")
-    """How a resumed run knows its data again, besides names and sizes. sampled: the bytes of at most 256 files, 64 MiB
-    in all, of each split; full: every byte; names: no bytes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        SplitFields.__post_init__(self)
-        caching.check_mode(self.cache)
-        if self.downscale not in ("off", "dct"):
-            raise UsageError(f"downscale={self.downscale!r} is unknown; use one of off, dct")
-        if self.background not in ("none", "first", "last"):
-            raise UsageError(f"background={self.background!r} is unknown; use one of none, first, last")
-        for name, known in (("sampling", ("uniform", "balanced")), ("class_weights", ("none", "balanced"))):
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name}={getattr(self, name)!r} is unknown; use one of {', '.join(known)}")
+def _refuse_for_several_labels(config: ClassificationData) -> None:
+    if config.sampling == "balanced":
+        raise UsageError(
+            f"sampling=balanced needs one label per image, and those of {config.path} have several; use "
+            f"--data.class-weights balanced instead"
+        )
+    if config.background != "none":
+        raise UsageError(
+            f"background={config.background} is for one label per image, and those of {config.path} have several; an "
+            f"image without labels needs no class; use --data.background none"
+        )
 
-    @property
-    def augmentation(self) -> Augmentation:
-        """The operations that these fields choose."""
-        return with_fields_of(self, Augmentation)
 
-    @property
-    def _options(self) -> SourceOptions:
-        return SourceOptions(self.first_label, self.classes, self.val_fraction, self.split)
+def open_files(config: ClassificationData, files: Files, spec: DataSpec) -> ClassificationDataset:
+    """Open images of unknown class; their label is 0."""
+    found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[config.background]
+    # Each is read once, so a cache would only cost memory; this machine may lack the decoder of the run's.
+    config = replace(config, cache="off", decoder="auto" if config.decoder == "gpu" else config.decoder)
+    return ClassificationDataset(config, FilesSource(files, found, spec.multi_label), "val", seed=0)
 
-    def open(self, split: Split, seed: int) -> Dataset:
-        """Open the train or val images under `path`."""
-        if not self.path:
-            raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
-        source = open_source(self.source, self.path, split, self._options)
-        if self.classes and self.classes != len(source.classes):
-            raise wrong_classes(self.path, len(source.classes), self.classes)
-        if source.missing and self.on_bad_sample == "fail":
-            raise BadData(
-                f"{len(source.missing)} of the {len(source)} {split} images that {self.path} lists do not exist, e.g. "
-                f"{source.missing[0]}; `sightline check` lists them all. Restore them, or skip them with "
-                f"--data.on-bad-sample skip"
-            )
-        if source.is_multi_label:
-            self._refuse_for_several_labels()
-        return ClassificationDataset(self, source, split, seed)
 
-    def _refuse_for_several_labels(self) -> None:
-        if self.sampling == "balanced":
-            raise UsageError(
-                f"sampling=balanced needs one label per image, and those of {self.path} have several; use "
-                f"--data.class-weights balanced instead"
-            )
-        if self.background != "none":
-            raise UsageError(
-                f"background={self.background} is for one label per image, and those of {self.path} have several; an "
-                f"image without labels needs no class; use --data.background none"
-            )
-
-    def on_host(self) -> ClassificationData:
-        """Decode on the CPU, unless a decoder was typed."""
-        return replace(self, decoder="cpu") if self.decoder == "auto" else self
-
-    def following(self, recipe: Self, typed: Collection[str]) -> dict[str, Any]:
-        """Scale both sizes of evaluation with that of training, unless one of them was typed."""
-        if self.size == recipe.size or {"eval_size", "eval_resize"} & set(typed):
-            return {}
-        return {name: round(getattr(recipe, name) * self.size / recipe.size) for name in ("eval_size", "eval_resize")}
-
-    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
-        """Open images of unknown class; their label is 0."""
-        found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
-        # Each is read once, so a cache would only cost memory; this machine may lack the decoder of the run's.
-        config = replace(self, cache="off", decoder="auto" if self.decoder == "gpu" else self.decoder)
-        return ClassificationDataset(config, FilesSource(files, found, spec.multi_label), "val", seed=0)
-
-    def served(self, spec: DataSpec) -> ServedInput:
-        """Take squares of pixels, resized and cut as in evaluation; the graph normalises them."""
-        steps = {
-            "colours": "RGB, turned as EXIF says",
-            "resize": self.eval_resize,
-            "geometry": self.eval_geometry,
-            "crop": self.eval_size,
-            "interpolation": self.interpolation,
-            "antialias": self.interpolation != "legacy",
-            "normalised_in_graph": {"mean": list(self.mean), "std": list(self.std)},
-        }
-        return served_pixels(spec, steps, image_type="uint8")
-
-    def declared(self) -> tuple[DataSpec, int] | None:
-        """Declare `classes` nameless classes and `samples` images if no path is given."""
-        if self.path:
-            return None
-        if not self.classes:
-            raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
-        return self.spec_of(tuple(f"class{i}" for i in range(self.classes))), self.samples
-
-    def synthetic(self, spec: DataSpec, samples: int) -> ClassificationData:
-        """Use synthetic images; `spec` counts the background class, if there is one, among its classes."""
-        path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
-        return replace(self, path=path, source="auto", classes=len(spec.classes), background="none")
-
-    def check_samples(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Check every image of both splits under `path`."""
-        if not self.path:
-            raise UsageError("no data: give --data.path DIR")
-        return check_images(self.path, self.source, self._options, self.classes, decode, processes, progress)
-
-    def spec_of(self, classes: tuple[str, ...], multi_label: bool = False) -> DataSpec:
-        """Return the spec of data with these classes."""
-        if self.background != "none" and BACKGROUND in classes:
-            raise BadData(f"the data has a class {BACKGROUND!r} already; use --data.background none")
-        extra = (BACKGROUND,)
-        classes = {"none": classes, "first": extra + classes, "last": classes + extra}[self.background]
-        return DataSpec(classes, 3, (self.eval_size, self.eval_size), self.mean, self.std, multi_label=multi_label)
-
-    def class_weight(self, source: Source) -> np.ndarray:
-        """Return the weight of every class, (classes,) float32; one that tells nothing (no images, or all) has 1."""
-        counts = source.per_class()
-        expected = len(source) - counts if source.is_multi_label else counts.sum() / np.count_nonzero(counts)
-        weight = np.where(counts * expected > 0, expected / np.maximum(counts, 1), 1.0)
-        return np.pad(weight, self.around_classes, constant_values=1.0).astype(np.float32)
-
-    @property
-    def around_classes(self) -> tuple[int, int]:
-        """Classes that the network has before and after those of the files."""
-        return {"none": (0, 0), "first": (1, 0), "last": (0, 1)}[self.background]
+def class_weight(config: ClassificationData, source: Source) -> np.ndarray:
+    """Return the weight of every class, (classes,) float32; one that tells nothing (no images, or all) has 1."""
+    counts = source.per_class()
+    expected = len(source) - counts if source.is_multi_label else counts.sum() / np.count_nonzero(counts)
+    weight = np.where(counts * expected > 0, expected / np.maximum(counts, 1), 1.0)
+    return np.pad(weight, config.around_classes, constant_values=1.0).astype(np.float32)
 
 
 class ClassificationDataset(Dataset):
@@ -230,7 +109,7 @@ class ClassificationDataset(Dataset):
         if self.is_training and config.sampling == "balanced":
             self.balanced_by = source.labels
         if self.is_training and config.class_weights == "balanced":
-            self._class_weight = config.class_weight(source)
+            self._class_weight = class_weight(config, source)
             self.layout["class_weight"] = (self._class_weight.shape, "float32")
         if self.is_training and augmentation.erases:
             self.layout["erase"] = ((4,), "int32")

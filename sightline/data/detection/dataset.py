@@ -1,23 +1,19 @@
-"""Detection data: images with boxes from a source, decoded, augmented and padded to static shapes."""
+"""Images with boxes from a source, decoded, augmented and padded to static shapes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 
-from sightline.data.augment import with_fields_of
-from sightline.data.augment.classification import served_pixels
-from sightline.data.augment.detection import Augmentation, AugmentFields, Params, move_boxes
-from sightline.data.check.boxes import check_boxes
-from sightline.data.check.images import Report
+from sightline.data.augment.detection import Params, move_boxes
 from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
+from sightline.data.detection.config import DetectionData
 from sightline.data.formats.coco import usable
 from sightline.data.gpu import encoded
 from sightline.data.gpu.squares import cut_squares, fill_squares
@@ -27,173 +23,78 @@ from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.static import StaticDataset
 from sightline.data.loading.workers import LEFT_OVER, PACKED
-from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes, spread, wrong_classes
+from sightline.data.sources import BoxSource, Objects, open_boxes, spread, wrong_classes
+from sightline.data.sources.layouts import kept_of
 from sightline.data.sources.named_files import BoxFilesSource
-from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import (
     Arrays,
     Batch,
     Bound,
-    DataConfig,
     Dataset,
     DataSpec,
     Layout,
-    ServedInput,
     Split,
     SplitFacts,
-    undecisive,
 )
-from sightline.terminal.progress import Progress
 
 MOST_COUNTED = 2000  # images whose boxes and sizes the report of a run is made from
 
 
-@dataclass(frozen=True)
-class DetectionData(AugmentFields, SplitFields, DataConfig):
-    """Location of the images and their boxes, and how they become the network's input."""
-
-    path: str = undecisive("")
-    """Images with boxes: COCO's json files, YOLO's data.yaml, Pascal VOC's xml files, COCO's TFRecords, or
-    synthetic:classes=80,samples=1000,size=300; see docs/data.md."""
-    source: str = "auto"
-    """Kind of data at the path: auto, coco, coco_tfrecord, synthetic, voc, yolo."""
-    classes: int = 0
-    """Number of classes the data must have; 0 accepts any number."""
-    max_boxes: int = undecisive(200)
-    """Most boxes of one image. More are an error; no box is dropped."""
-    samples: int = undecisive(0)
-    """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
-    decoder: Literal["cpu", "gpu"] = undecisive("cpu")
-    """Decoder of JPEGs: loader processes on the CPU, or the GPU's JPEG engines; see docs/input.md."""
-    cache: Literal["auto", "off", "ram", "gpu"] = undecisive("auto")
-    """ram: keep images in memory once read, decoded if that takes at most half of what is available, else encoded, and
-    share them between the ranks of a host; auto: only if they take at most half, and says so; gpu: keep them decoded on
-    the device and cut crops there; see docs/cache.md."""
-    static: str = ""
-    """Folder of training batches written by `sightline prepare static`, replayed in their order instead of `path`'s."""
-    fake: bool = False
-    """Train on the first batch again and again: real data, but no loading."""
-    on_bad_sample: Literal["fail", "skip"] = "fail"
-    """If an image is missing or cannot be read: end the run with exit 3, or skip the image, count and list it."""
-    max_bad_samples: int = undecisive(100)
-    """skip: end the run if there are more bad images than this."""
-    fingerprint: Literal["names", "sampled", "full"] = undecisive("sampled")
-    """How a resumed run knows its data again, besides names and sizes. sampled: the bytes of at most 256 files, 64 MiB
-    in all, of each split; full: every byte; names: no bytes."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        SplitFields.__post_init__(self)
-        caching.check_mode(self.cache)
-        if self.decoder not in ("cpu", "gpu"):
-            raise UsageError(f"decoder={self.decoder!r} is unknown; use cpu or gpu")
-        if self.max_boxes < 1:
-            raise UsageError(f"max_boxes={self.max_boxes} must be 1 or more, e.g. 200")
-        if self.static and self.fake:
-            raise UsageError("static replays batches and fake repeats one; use one of them")
-
-    @property
-    def augmentation(self) -> Augmentation:
-        """The operations that these fields choose."""
-        return with_fields_of(self, Augmentation)
-
-    def open(self, split: Split, seed: int) -> Dataset:
-        """Open the train or val images under `path`, or the static batches."""
-        if self.static and split == "train":
-            return self._open_static()
-        if not self.path:
-            raise UsageError(
-                "no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`: DIR/detection)"
-            )
-        source = open_boxes(self.source, self.path, split, self._source_options())
-        if len(source.missing) > self.max_bad_samples:
-            raise BadData(
-                f"{len(source.missing)} of the {len(source)} {split} images of {self.path} are missing, more than "
-                f"max_bad_samples={self.max_bad_samples}; add them, or raise --data.max-bad-samples"
-            )
-        if self.classes and self.classes != len(source.classes):
-            raise wrong_classes(self.path, len(source.classes), self.classes)
-        if source.most_objects > self.max_boxes:
-            raise BadData(
-                f"a {split} image of {self.path} has {source.most_objects} boxes, more than max_boxes="
-                f"{self.max_boxes}; use --data.max-boxes {source.most_objects}"
-            )
-        if self.static and (written := self._open_static().spec).classes != source.classes:
-            raise BadData(
-                f"{self.static} was written from data with {len(written.classes)} classes ({written.classes[0]} ...), "
-                f"{self.path} has {len(source.classes)} ({source.classes[0]} ...); both must be of the same data"
-            )
-        return DetectionDataset(self, source, split, seed)
-
-    def _source_options(self) -> SourceOptions:
-        return SourceOptions(
-            val_fraction=self.val_fraction, split=self.split, skips_missing=self.on_bad_sample == "skip"
+def open_split(config: DetectionData, split: Split, seed: int) -> Dataset:
+    """Open the train or val images, or the static batches."""
+    if config.static and split == "train":
+        return open_static(config)
+    if not config.path:
+        raise UsageError(
+            "no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`: DIR/detection)"
         )
+    source = open_boxes(config.source, config.path, split, config.source_options)
+    if len(source.missing) > config.max_bad_samples:
+        raise BadData(
+            f"{len(source.missing)} of the {len(source)} {split} images of {config.path} are missing, more than "
+            f"max_bad_samples={config.max_bad_samples}; add them, or raise --data.max-bad-samples"
+        )
+    if config.classes and config.classes != len(source.classes):
+        raise wrong_classes(config.path, len(source.classes), config.classes)
+    if source.most_objects > config.max_boxes:
+        raise BadData(
+            f"a {split} image of {config.path} has {source.most_objects} boxes, more than max_boxes="
+            f"{config.max_boxes}; use --data.max-boxes {source.most_objects}"
+        )
+    if config.static and (written := open_static(config).spec).classes != source.classes:
+        raise BadData(
+            f"{config.static} was written from data with {len(written.classes)} classes ({written.classes[0]} ...), "
+            f"{config.path} has {len(source.classes)} ({source.classes[0]} ...); both must be of the same data"
+        )
+    return DetectionDataset(config, source, split, seed)
 
-    def _open_static(self) -> StaticDataset:
-        """Open the static batches; they must fit this recipe, by which the network is built and evaluated."""
-        found = StaticDataset(Path(self.static))
-        expected = self.spec_of(found.spec.classes, found.spec.class_ids)
-        differing = [
-            f"{name} is {getattr(found.spec, name)} there, {getattr(expected, name)} here"
-            for name in ("size", "mean", "std")
-            if getattr(found.spec, name) != getattr(expected, name)
-        ]
-        if self.classes and self.classes != len(found.spec.classes):
-            differing.append(f"it has {len(found.spec.classes)} classes, the recipe declares {self.classes}")
-        if differing:
-            raise BadData(
-                f"{self.static} was written for another recipe: {'; '.join(differing)}. Give the same --data fields as "
-                f"then, or write the batches again"
-            )
-        return found
 
-    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
-        """Open images without known boxes."""
-        # Each is read once, so a cache would only cost memory; this machine may lack the decoder of the run's.
-        config = replace(self, cache="off", decoder="cpu")
-        return DetectionDataset(config, BoxFilesSource(files, spec.classes, spec.class_ids), "val", seed=0)
+def open_static(config: DetectionData) -> StaticDataset:
+    """Open the static batches; they must fit this recipe, by which the network is built and evaluated."""
+    found = StaticDataset(Path(config.static))
+    expected = config.spec_of(found.spec.classes, found.spec.class_ids)
+    differing = [
+        f"{name} is {getattr(found.spec, name)} there, {getattr(expected, name)} here"
+        for name in ("size", "mean", "std")
+        if getattr(found.spec, name) != getattr(expected, name)
+    ]
+    if config.classes and config.classes != len(found.spec.classes):
+        differing.append(f"it has {len(found.spec.classes)} classes, the recipe declares {config.classes}")
+    if differing:
+        raise BadData(
+            f"{config.static} was written for another recipe: {'; '.join(differing)}. Give the same --data fields as "
+            f"then, or write the batches again"
+        )
+    return found
 
-    def served(self, spec: DataSpec) -> ServedInput:
-        """Take squares of pixels, whole images without regard to their aspect ratio; the graph normalises them."""
-        steps = {
-            "colours": "RGB, turned as EXIF says",
-            "resize": self.size,
-            "geometry": "stretch",
-            "crop": self.size,
-            "interpolation": "legacy" if self.resize == "tf" else "bilinear",
-            "antialias": self.resize != "tf",
-            "normalised_in_graph": {"mean": list(self.mean), "std": list(self.std)},
-        }
-        return served_pixels(spec, steps, decoder="cpu")  # which every machine has
 
-    def declared(self) -> tuple[DataSpec, int] | None:
-        """Declare `classes` nameless classes and `samples` images if no path is given."""
-        if self.path:
-            return None
-        if not self.classes:
-            raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
-        names = tuple(f"class{i}" for i in range(self.classes))
-        return self.spec_of(names, tuple(range(1, self.classes + 1))), self.samples
-
-    def synthetic(self, spec: DataSpec, samples: int) -> DetectionData:
-        """Use synthetic images with boxes."""
-        path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
-        return replace(self, path=path, source="auto", classes=len(spec.classes))
-
-    def check_samples(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Check every image and every box of both splits under `path`."""
-        if not self.path:
-            raise UsageError("no data: give --data.path DIR")
-        opens = partial(replace(self, static="").open, seed=0)
-        options = self._source_options()
-        return check_boxes(self.path, self.source, self.classes, decode, processes, progress, opens, options)
-
-    def spec_of(self, classes: tuple[str, ...], class_ids: tuple[int, ...]) -> DataSpec:
-        """Return the spec of data with these classes; background is not one of them."""
-        return DataSpec(classes, 3, (self.size, self.size), self.mean, self.std, class_ids)
+def open_files(config: DetectionData, files: Files, spec: DataSpec) -> DetectionDataset:
+    """Open images without known boxes."""
+    # Each is read once, so a cache would only cost memory; this machine may lack the decoder of the run's.
+    config = replace(config, cache="off", decoder="cpu")
+    return DetectionDataset(config, BoxFilesSource(files, spec.classes, spec.class_ids), "val", seed=0)
 
 
 class DetectionDataset(Dataset):

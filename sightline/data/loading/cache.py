@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from sightline.parts import DataConfig
 
 Mode = Literal["auto", "off", "ram", "gpu"]
-MODES: tuple[Mode, ...] = ("auto", "off", "ram", "gpu")
 MEMINFO = Path("/proc/meminfo")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 # Share of the available memory; the rest is for batches, the model's host side and other users of the machine.
@@ -41,12 +40,6 @@ SIDES = 8  # bytes before the pixels of an image: height and width
 _LEAST_ROOM = 2**20
 _started: Counter[str] = Counter()  # caches of each kind so far: in the same order on all ranks
 _alive: weakref.WeakSet[ImageCache] = weakref.WeakSet()
-
-
-def check_mode(mode: str) -> None:
-    """Raise UsageError for a value of --data.cache that is unknown."""
-    if mode not in MODES:
-        raise UsageError(f"cache={mode!r} is unknown; use one of {', '.join(MODES)}")
 
 
 def read_once(data: DataConfig) -> DataConfig:

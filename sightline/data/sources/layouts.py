@@ -7,6 +7,7 @@ what it found into data.yaml of its folder, and the names of the validation samp
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections import Counter
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.errors import BadData, UsageError, first_of
-from sightline.files.plain_yaml import read_yaml
+from sightline.files.plain_yaml import read_yaml, to_text
 from sightline.files.results import is_result
 from sightline.files.typed_json import read_json, short
 from sightline.parts import DataConfig, Split
 
 if TYPE_CHECKING:
-    from sightline.data.sources import SourceOptions
+    from sightline.data.sources import Images, SourceOptions
 
 DESCRIPTION = "data.yaml"  # in a run folder
 SPLIT = "split.json"
@@ -242,6 +243,15 @@ def chosen_for_val(names: Sequence[bytes], groups: Sequence[int], fraction: floa
         count = min(max(1, round((end - start) * fraction)), end - start - 1)
         chosen[order[start : start + count]] = True
     return chosen
+
+
+def kept_of(source: Images) -> dict[str, str]:
+    """Return what a run keeps of its data: data.yaml says where they are, split.json which samples validate."""
+    kept = {DESCRIPTION: to_text(source.layout.as_values())} if source.layout else {}
+    if source.held_out is not None:
+        names = [os.fsdecode(name) for name in source.held_out.all()]
+        kept[SPLIT] = json.dumps({"val": names}, indent=0) + "\n"
+    return kept
 
 
 def kept_split(run: Path) -> str:

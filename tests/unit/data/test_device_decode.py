@@ -290,7 +290,7 @@ def test_a_detectors_files_travel_encoded_unless_the_device_must_not_get_them(bo
 def test_a_detectors_gpu_that_cannot_be_had_is_an_error(boxes):
     with pytest.raises(UsageError, match="--data.decoder gpu: cpu has no JPEG engine .*; use --data.decoder cpu"):
         DetectionData(path=str(boxes), decoder="gpu").open("train", 0).bind(CPU, 8)
-    with pytest.raises(UsageError, match="decoder='auto' is unknown; use cpu or gpu"):
+    with pytest.raises(UsageError, match="data.decoder='auto' is unknown; use one of cpu, gpu"):
         DetectionData(path=str(boxes), decoder="auto")
 
 

@@ -503,7 +503,7 @@ def test_a_devices_memory_that_is_too_small_is_named_before_it_is_filled(data: S
     monkeypatch.setattr(type(CPU), "memory_bytes", lambda device: (0, 2**16))
     with pytest.raises(UsageError, match=r"8 volumes of train need .*0.1 MiB are free, of which the cache takes 70%"):
         data.open("train", 0).bind_to_memory(CPU, 8)
-    with pytest.raises(UsageError, match="augment_on=host cannot be combined with cache=gpu"):
+    with pytest.raises(UsageError, match="data.augment_on=host cannot be combined with data.cache=gpu"):
         replace(data, cache="gpu", augment_on="host")
 
 

@@ -169,7 +169,7 @@ def test_numbers_of_a_sample_travel_only_where_they_are_used():
         assert set(dataset.layout) == set(dataset.load(0, 0)) == {"image", "label"}
         assert dataset.draw_batch(0, 0) == {}
     assert set(opened(mixup=0.0, cutmix=1.0, mixup_partner="random").layout) == {"image", "label", "mix_rank"}
-    with pytest.raises(UsageError, match=r"mixup_per=sample cannot be combined with cutmix=0.3"):
+    with pytest.raises(UsageError, match=r"data.mixup_per=sample cannot be combined with data.cutmix=0.3"):
         opened(mixup_per="sample", cutmix=0.3)
 
 

@@ -182,7 +182,7 @@ def test_the_whole_image_where_no_crop_is_large_enough():
 
 
 def test_a_crop_that_could_never_be_drawn_is_refused():
-    with pytest.raises(UsageError, match=r"crop=tf keeps no crop below a tenth .* crop_scale=\(0.05, 0.09\)"):
+    with pytest.raises(UsageError, match=r"crop=tf keeps no crop below a tenth .* data.crop_scale=\(0.05, 0.09\)"):
         Augmentation(crop="tf", crop_scale=(0.05, 0.09))
     Augmentation(crop_scale=(0.05, 0.09))
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from sightline.data.sources import SourceOptions, open_source, table
-from sightline.data.sources.layouts import Layout, Place, chosen_for_val
-from sightline.data.split_fields import kept_of
+from sightline.data.sources.layouts import Layout, Place, chosen_for_val, kept_of
 from sightline.errors import BadData, UsageError
 
 FILES = [f"{number}.jpg" for number in range(10)]
