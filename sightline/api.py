@@ -22,7 +22,6 @@ from sightline import config, terminal, words
 from sightline.config import Recipe, Run
 from sightline.config import load as load_config
 from sightline.data.inputs import list_files
-from sightline.data.listed import one_command
 from sightline.data.processes import refuse_in_new_process
 from sightline.errors import OutOfMemory, SightlineError, UsageError, first_of
 from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing, shares
@@ -148,10 +147,9 @@ def train(
     if run is not None:
         raise UsageError(f"'{name}' is a name, and a Run belongs to a Recipe object; give keywords or flags instead")
     is_file = name.endswith((".yaml", ".yml"))
-    with one_command():
-        recipe, run = load_recipe("train", ["--config", name, *given] if is_file else [name, *given])
-        with as_before(Path(run.out or f"runs/{recipe.name}")):
-            return train_here(recipe, run, loggers, report)
+    recipe, run = load_recipe("train", ["--config", name, *given] if is_file else [name, *given])
+    with as_before(Path(run.out or f"runs/{recipe.name}")):
+        return train_here(recipe, run, loggers, report)
 
 
 @_called()

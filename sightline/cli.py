@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import get_type_hints
 
 from sightline import __version__, help_text, recipes, terminal, words
-from sightline.data.listed import one_command
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError, unforeseen_disk_error
 from sightline.hardware.launch.place import is_rank_0
 from sightline.named_recipe import (
@@ -424,7 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = list(sys.argv[1:] if argv is None else argv)
     if flags[:1] == ["migrate"]:  # a script's output is its own; the command guards what it says itself
         return _run(flags)
-    with terminal.guarded(), folder_off_path(), one_command():
+    with terminal.guarded(), folder_off_path():
         code = _run(flags)
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down: no traceback of its threads

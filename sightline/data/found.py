@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sightline.data import listed, sources
-from sightline.data.sources import Images, SourceOptions, decathlon, folder
-from sightline.data.sources.layouts import ALL, NAMES, Layout, counted, kept_split
-from sightline.errors import BadData, SightlineError, UsageError
+from sightline.data import facts, sources
+from sightline.data.sources import Images, Opener, SourceOptions, decathlon
+from sightline.data.sources.layouts import ALL, kept_split
+from sightline.errors import SightlineError, UsageError
 from sightline.fields import Fields, data_of, flags_of, named
 from sightline.files.plain_yaml import read_yaml
 from sightline.parts import Split
@@ -126,28 +125,18 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
     opener, kind = OPENERS[data_class], values.get("source", "auto")
     place = os.path.abspath(path) if os.path.exists(path) else path
 
-    def opened(split: Split, options: SourceOptions) -> Images:
-        try:
-            source = opener(kind, place, split, options)
-        except BadData:
-            if not options.classes or "classes" in typed:
-                raise
-            options = replace(options, classes=0)  # not the recipe's number
-            source = opener(kind, place, split, options)
-        sources.hand_on(source, kind, place, split, options)
-        return source
+    def opened(path: str) -> dict[Split, Images]:
+        return facts.open_both(Opener(), opener, kind, path, options, "classes" in typed)
 
     try:
-        with listed.both_splits():
-            both = {split: opened(split, options) for split in ("train", "val")}
+        both = opened(place)
     except SightlineError:
         if place == path:
             raise
-        place = path  # errors name the data as they were typed
-        both = {split: opened(split, options) for split in ("train", "val")}
+        both = opened(path)  # errors name the data as they were typed
     count = len(both["train"].classes)
     fields = {"data.classes": str(count)} if wanted and "classes" not in typed else {}
-    line, room = _line(both, options), values.get("max_boxes", "")
+    line, room = facts.describe(both, options), values.get("max_boxes", "")
     most = max(getattr(source, "most_objects", 0) for source in both.values())
     if room.isdecimal() and "max_boxes" not in typed and most > int(room):
         fields["data.max_boxes"] = str(most)
@@ -161,37 +150,3 @@ def _volumes(path: str, fold: int, folds: int, nvol: int, decides: bool) -> Foun
     fields = decathlon.found_fields(path) if decides else {}
     steps = decathlon.steps_of_epoch(path, fold, folds, nvol)
     return Found(f"data: {line}" if line else "", {f"data.{name}": value for name, value in fields.items()}, steps)
-
-
-def _line(both: Mapping[str, Images], options: SourceOptions) -> str:
-    train, val = both["train"], both["val"]
-    said = [f"data: {len(train.classes)} classes, {len(train)} + {len(val)} images"]
-    if train.inner:
-        said.append(f"found in {train.inner}/, one folder deeper")
-    places = (train.layout.train, train.layout.val) if train.layout and train.layout.kind == "table" else ()
-    if tables := list(dict.fromkeys(place.labels for place in places if place and place.labels)):
-        others = ", not from the class folders beside it" if folder.find(str(tables[0].parent)) else ""
-        said.append(f"labels from {' and '.join(table.name for table in tables)}{others}")
-    if getattr(train, "is_multi_label", False):
-        said.append("several labels per image")
-    elif tables and any("," in name for name in train.classes):
-        said.append("labels hold commas; `;` or `|` separate several labels of an image")
-    if train.held_out is not None:
-        drawn = f"as {options.split} lists" if options.split else f"about {options.val_fraction:.0%}, by name"
-        said.append(f"no val split, so {len(val)} images validate ({drawn})")
-    elif val.layout and (name := _other_name(val.layout)):
-        said.append(f"{name} validates")
-    if ignored := Counter(train.ignored) + Counter(val.ignored if train.held_out is None else {}):
-        said.append(f"ignored: {counted(ignored)}")
-    return "; ".join(said)
-
-
-def _other_name(layout: Layout) -> str:
-    """Return the name of a val split that is not called so, e.g. test; "" if it is, or if one file lists both."""
-    place = layout.val
-    if place is None or place == layout.train:
-        return ""
-    if place.labels is None:
-        return "" if place.images.name.lower() in NAMES["val"][:-1] else place.images.name
-    # images/test, test/images, test.json or test.csv
-    return next((name for name in (*place.labels.parts[-2:], place.images.name) if Path(name).stem == "test"), "")

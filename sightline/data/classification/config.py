@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import ClassificationFields
 from sightline.data.split_fields import SplitFields
 from sightline.errors import BadData, UsageError
-from sightline.parts import DataConfig, Dataset, DataSpec, ServedInput, Split
+from sightline.parts import SPLITS, DataConfig, DataFacts, Dataset, DataSpec, ServedInput, Split
 from sightline.recipe.part import not_compared
 
 if TYPE_CHECKING:
@@ -84,6 +85,23 @@ class ClassificationData(ClassificationFields, SplitFields, DataConfig):
         from sightline.data.classification import dataset
 
         return dataset.open_split(self, split, seed)
+
+    def open_splits(self, seed: int, facts: DataFacts) -> dict[Split, Dataset]:
+        """Open both splits, each listed once, with the sources that `look` opened."""
+        from sightline.data.classification import dataset
+        from sightline.data.sources import Opener
+
+        if type(self).open is not ClassificationData.open:  # a class of one's own that opens in its own way
+            return super().open_splits(seed, facts)
+        opener = Opener(facts.opened)
+        return {split: dataset.open_split(self, split, seed, opener) for split in SPLITS}
+
+    def look(self, run: Path, typed: Collection[str]) -> DataFacts:
+        """Open both splits for their classes, unless a number was typed."""
+        from sightline.data import facts
+        from sightline.data.sources import open_source
+
+        return facts.of_images(self, run, typed, open_source)
 
     def on_host(self) -> ClassificationData:
         """Decode on the CPU, unless a decoder was typed."""

@@ -22,7 +22,7 @@ from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.workers import LEFT_OVER, PACKED
-from sightline.data.sources import Sample, Source, open_source, spread, wrong_classes
+from sightline.data.sources import Opener, Sample, Source, open_source, spread, wrong_classes
 from sightline.data.sources.layouts import kept_of
 from sightline.data.sources.named_files import FilesSource
 from sightline.errors import BadData, BadSample, UsageError
@@ -43,11 +43,13 @@ _GEOMETRY = ((len(batched.FIELDS),), "int32")
 _HEIGHT = batched.FIELDS.index("height")
 
 
-def open_split(config: ClassificationData, split: Split, seed: int) -> ClassificationDataset:
+def open_split(
+    config: ClassificationData, split: Split, seed: int, opener: Opener | None = None
+) -> ClassificationDataset:
     """Open the train or val images."""
     if not config.path:
         raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
-    source = open_source(config.source, config.path, split, config.source_options)
+    source = (opener or Opener()).open(open_source, config.source, config.path, split, config.source_options)
     if config.classes and config.classes != len(source.classes):
         raise wrong_classes(config.path, len(source.classes), config.classes)
     if source.missing and config.on_bad_sample == "fail":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import DetectionFields
 from sightline.data.split_fields import SplitFields
 from sightline.errors import UsageError
-from sightline.parts import DataConfig, Dataset, DataSpec, ServedInput, Split
+from sightline.parts import SPLITS, DataConfig, DataFacts, Dataset, DataSpec, ServedInput, Split
 from sightline.recipe.part import AtLeast, not_compared
 
 if TYPE_CHECKING:
@@ -71,6 +73,23 @@ class DetectionData(DetectionFields, SplitFields, DataConfig):
         from sightline.data.detection import dataset
 
         return dataset.open_split(self, split, seed)
+
+    def open_splits(self, seed: int, facts: DataFacts) -> dict[Split, Dataset]:
+        """Open both splits, each listed once, with the sources that `look` opened."""
+        from sightline.data.detection import dataset
+        from sightline.data.sources import Opener
+
+        if type(self).open is not DetectionData.open:  # a class of one's own that opens in its own way
+            return super().open_splits(seed, facts)
+        opener = Opener(facts.opened)
+        return {split: dataset.open_split(self, split, seed, opener) for split in SPLITS}
+
+    def look(self, run: Path, typed: Collection[str]) -> DataFacts:
+        """Open both splits for their classes and most boxes, unless numbers were typed."""
+        from sightline.data import facts
+        from sightline.data.sources import open_boxes
+
+        return facts.of_images(self, run, typed, open_boxes)
 
     @property
     def source_options(self) -> SourceOptions:

@@ -23,7 +23,7 @@ from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.static import StaticDataset
 from sightline.data.loading.workers import LEFT_OVER, PACKED
-from sightline.data.sources import BoxSource, Objects, open_boxes, spread, wrong_classes
+from sightline.data.sources import BoxSource, Objects, Opener, open_boxes, spread, wrong_classes
 from sightline.data.sources.layouts import kept_of
 from sightline.data.sources.named_files import BoxFilesSource
 from sightline.errors import BadData, BadSample, UsageError
@@ -42,7 +42,7 @@ from sightline.parts import (
 MOST_COUNTED = 2000  # images whose boxes and sizes the report of a run is made from
 
 
-def open_split(config: DetectionData, split: Split, seed: int) -> Dataset:
+def open_split(config: DetectionData, split: Split, seed: int, opener: Opener | None = None) -> Dataset:
     """Open the train or val images, or the static batches."""
     if config.static and split == "train":
         return open_static(config)
@@ -50,7 +50,7 @@ def open_split(config: DetectionData, split: Split, seed: int) -> Dataset:
         raise UsageError(
             "no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`: DIR/detection)"
         )
-    source = open_boxes(config.source, config.path, split, config.source_options)
+    source = (opener or Opener()).open(open_boxes, config.source, config.path, split, config.source_options)
     if len(source.missing) > config.max_bad_samples:
         raise BadData(
             f"{len(source.missing)} of the {len(source)} {split} images of {config.path} are missing, more than "

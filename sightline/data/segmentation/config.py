@@ -11,7 +11,7 @@ from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import SegmentationFields
 from sightline.data.volumes import decathlon
 from sightline.errors import BadData, UsageError
-from sightline.parts import DataConfig, Dataset, DataSpec, ServedInput, Split
+from sightline.parts import DataConfig, DataFacts, Dataset, DataSpec, ServedInput, Split
 from sightline.recipe.part import AtLeast, AtMost, not_compared
 
 if TYPE_CHECKING:
@@ -89,6 +89,12 @@ class SegmentationData(SegmentationFields, DataConfig):
             drawn = "" if self.task == decathlon.OWN else " or --data.path synthetic:samples=64"
             raise UsageError(f"no data: give --data.path DIR (written by `sightline prepare decathlon`){drawn}")
         return SegmentationDataset(self, self.source(split), split, seed)
+
+    def look(self, run: Path, typed: Collection[str]) -> DataFacts:
+        """Read the plan of a prepared folder for its task, unless one was typed."""
+        from sightline.data import facts
+
+        return facts.of_volumes(self, typed)
 
     def for_ranks(self, ranks: int) -> Self:
         """Take the slices of a batch from one volume per rank, where nvol is left open."""

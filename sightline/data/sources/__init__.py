@@ -12,21 +12,23 @@ import os
 import pkgutil
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from sightline.data import listed
 from sightline.data.sources.layouts import Layout, contents, is_description, read_description, subfolders
 from sightline.errors import BadData, UsageError
 from sightline.parts import DataSpec, Split
 
 if TYPE_CHECKING:
     from sightline.data.sources.index_files import Names
+
+OneSource = TypeVar("OneSource", bound="Images")
+Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ class SourceOptions:
     val_fraction: float = 0.2  # without a val split: the share of every class that validates
     split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn; "all"
     skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
+    listed: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)  # see `once`
+
+    def once(self, key: Hashable, read: Callable[[], Shared]) -> Shared:
+        """Return what `read` returns. Options of both splits with the same `listed` read it once for the two."""
+        if self.listed is None:
+            return read()
+        if key not in self.listed:
+            self.listed[key] = read()
+        found: Shared = self.listed[key]
+        return found
 
 
 DEFAULT_OPTIONS = SourceOptions()
@@ -163,26 +175,47 @@ def kinds(opener: str = "open_source") -> list[str]:
 
 def open_source(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> Source:
     """Open the source of this kind, or with `auto` the one that recognises the path."""
-    found: Source | None = listed.handed(_key("open_source", kind, path, split, options))
-    return _opener("open_source", kind, path, _LABELLED)(path, split, options) if found is None else found
+    source: Source = _opener("open_source", kind, path, _LABELLED)(path, split, options)
+    return source
 
 
 def open_boxes(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxSource:
     """Open images with boxes in the same way."""
-    found: BoxSource | None = listed.handed(_key("open_boxes", kind, path, split, options))
-    return _opener("open_boxes", kind, path, _WITH_BOXES)(path, split, options) if found is None else found
+    source: BoxSource = _opener("open_boxes", kind, path, _WITH_BOXES)(path, split, options)
+    return source
 
 
-def hand_on(source: Images, kind: str, path: str, split: Split, options: SourceOptions) -> None:
-    """Let who opens the same source later in this command have this one; also with its number of classes declared."""
-    opener = "open_source" if isinstance(source, Source) else "open_boxes"
-    for count in {options.classes, len(source.classes)}:
-        listed.hand_on(_key(opener, kind, path, split, replace(options, classes=count)), source)
+class Opener:
+    """Opens the sources of one start: what both splits share is listed once, and each source is opened once. Not for
+    two starts, between which files may change."""
+
+    def __init__(self, opened: Mapping[Any, Any] = MappingProxyType({})):
+        self.opened: dict[Any, Any] = dict(opened)
+        self._listed: dict[Hashable, Any] = {}
+
+    def open(
+        self,
+        open_one: Callable[[str, str, Split, SourceOptions], OneSource],  # open_source or open_boxes
+        kind: str,
+        path: str,
+        split: Split,
+        options: SourceOptions,
+    ) -> OneSource:
+        """Open a source, or return the one that was opened in the same way; also without its number of classes."""
+        key = _key(open_one.__name__, kind, path, split, options)
+        if key not in self.opened:
+            source = open_one(kind, path, split, replace(options, listed=self._listed))
+            for count in {options.classes, len(source.classes)}:
+                self.opened[_key(open_one.__name__, kind, path, split, replace(options, classes=count))] = source
+        found: OneSource = self.opened[key]
+        return found
 
 
 def _key(opener: str, kind: str, path: str, split: Split, options: SourceOptions) -> tuple[object, ...]:
+    """Return what tells two sources apart; paths count from any directory."""
+    place = os.path.abspath(path) if os.path.exists(path) else path
     drawn = os.path.abspath(options.split) if options.split else ""
-    return opener, kind, path, split, replace(options, split=drawn)
+    return opener, kind, place, split, replace(options, split=drawn)
 
 
 def open_volumes(kind: str, path: str, split: Split, fold: int, folds: int, spec: DataSpec) -> VolumeSource:

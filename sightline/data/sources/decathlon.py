@@ -29,19 +29,25 @@ def found_fields(path: str) -> dict[str, str]:
     return {"task": read_plan(Path(path)).task} if detect(path) else {}
 
 
+def cases_of(plan: VolumePlan, fold: int, parts: int) -> str:
+    """Return how many cases train and validate, e.g. `8 + 2 cases (fold 0 of 5)`, or how many there are."""
+    count = len(plan.cases)
+    if plan.mode != "training" or not (2 <= parts <= count and 0 <= fold < parts):
+        return f"{count} cases"
+    held_out = len(folds(count, parts)[fold])
+    return f"{count - held_out} + {held_out} cases (fold {fold} of {parts})"
+
+
 def describe_found(path: str, fold: int = 0, parts: int = 5) -> str:
     """Say in one phrase what lies at a path: a prepared folder or raw data; "" for anything else. Imports no torch."""
     if not detect(path):
         raw = find_raw(Path(path))
         return f"{describe_raw(raw)}; not prepared" if raw else ""
     plan = read_plan(Path(path))
-    count, what = len(plan.cases), f"{len(plan.spec.classes)} classes"
-    if plan.mode == "training" and 2 <= parts <= count and 0 <= fold < parts:
-        held_out = len(folds(count, parts)[fold])
-        cases = f"{count - held_out} + {held_out} cases (fold {fold} of {parts})"
-    else:
-        cases = f"{count} cases"
-    return f"volumes: {what}, {cases}, task {plan.task}" + (", dim 3" if plan.dim == 3 else "")
+    cases = cases_of(plan, fold, parts)
+    return f"volumes: {len(plan.spec.classes)} classes, {cases}, task {plan.task}" + (
+        ", dim 3" if plan.dim == 3 else ""
+    )
 
 
 def steps_of_epoch(path: str, fold: int, parts: int, nvol: int) -> Callable[[int], int] | None:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sightline.data import listed
 from sightline.data.contents import PathsBelow
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table, tfrecord
@@ -162,7 +161,7 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
         )
     wants_all = root == (layout.train and layout.train.images)
     # A part of one folder validates where there is no val split.
-    listing = listed.shared(("folder", root, wants_all), lambda: _listed(path, root, classes, wants_all))
+    listing = options.once(("folder", root, wants_all), lambda: _listed(path, root, classes, wants_all))
     return split_of(listing, root, tuple(classes), layout, split, options)
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sightline.data import listed
 from sightline.data.contents import PathsBelow
 from sightline.data.formats.label_table import EXPECTED, LabelTable, read_table
 from sightline.data.inputs import read_bytes
@@ -123,7 +122,7 @@ class Listed(NamedTuple):
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TableSource:
     """Read the tables of both splits. Classes are those of train, so both number them alike."""
-    layout, parts, classes, is_multi_label, files = listed.shared(("table", path), lambda: _read(path))
+    layout, parts, classes, is_multi_label, files = options.once(("table", path), lambda: _read(path))
     root = layout.place(split).images
     chosen = files["train"] if split == "train" or layout.is_drawn else files["val"]
     held_out = None

@@ -6,15 +6,17 @@ import math
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sightline.data.segmentation import SegmentationData
 from sightline.data.sources import open_volumes
 from sightline.data.sources.decathlon import describe_found, folds, found_fields
 from sightline.data.volumes.decathlon import TASKS, Case, VolumePlan, read_plan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.parts import DataSpec
+from sightline.parts import DataFacts, DataSpec
 
 SPEC = DataSpec(("background", "a", "b"), 2, (16, 8), (), (), spacing=(1.0, 1.0))
 
@@ -240,6 +242,16 @@ def test_synthetic_volumes_take_their_sizes_from_the_recipe():
     assert len(open_volumes("auto", "synthetic:", "train", 0, 5, SPEC)) == 64
     with pytest.raises(UsageError, match="take classes and size from the recipe"):
         open_volumes("auto", "synthetic:size=32", "train", 0, 5, SPEC)
+
+
+def test_a_prepared_folder_decides_the_task_unless_one_was_typed(prepared):
+    data = SegmentationData(path=str(prepared), task="01")
+    found = data.look(Path("runs/none"), ())
+    assert found.fields == {"task": "own"} and found.line == f"data: {describe_found(str(prepared))}"
+    assert found.said == f"9 + 3 cases (fold 0 of 5) of task own in {prepared.name}"
+    assert found.steps is not None and found.steps(4) == 9  # each has four slices or more
+    assert data.look(Path("runs/none"), {"task"}).fields == {}
+    assert SegmentationData(path="synthetic:samples=8").look(Path("runs/none"), ()) == DataFacts()
 
 
 def test_what_was_found_is_told_without_torch(prepared, tmp_path):

@@ -1,0 +1,129 @@
+"""Look at the path of some data before they are opened: what is there, and the fields that it decides.
+
+A recipe declares the classes and the most boxes of its original data; those of the data at hand replace them unless the
+user typed a number. Imports no torch, like the sources.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.data.sources import Images, Opener, SourceOptions, decathlon, folder
+from sightline.data.sources.layouts import ALL, NAMES, Layout, counted
+from sightline.data.volumes.decathlon import read_plan
+from sightline.errors import BadData, SightlineError
+from sightline.parts import SPLITS, DataFacts, Split
+
+if TYPE_CHECKING:
+    from sightline.data.classification import ClassificationData
+    from sightline.data.detection import DetectionData
+    from sightline.data.segmentation import SegmentationData
+
+OpenOne = Callable[[str, str, Split, SourceOptions], Images]  # open_source or open_boxes
+
+
+def of_images(
+    config: ClassificationData | DetectionData, run: Path, typed: Collection[str], open_one: OpenOne
+) -> DataFacts:
+    """Open both splits as training will, with the run's own split if it kept one. Their number of classes and most
+    boxes replace those of the recipe. Raises what opening raises."""
+    path = config.path
+    if not path or "\0" in path:
+        return DataFacts()
+    data = config.in_run(run)
+    if data.split == ALL:  # would leave no train split
+        data = replace(data, split="")
+    options, is_typed = data.source_options, "classes" in typed
+    place = os.path.abspath(path) if os.path.exists(path) else path  # as a run keeps it
+    opener = Opener()
+    try:
+        both = open_both(opener, open_one, data.source, place, options, is_typed)
+    except SightlineError:
+        if place == path:
+            raise
+        both = open_both(Opener(), open_one, data.source, path, options, is_typed)  # errors name the path as typed
+    train, val = both["train"], both["val"]
+    count, line = len(train.classes), describe(both, options)
+    fields: dict[str, Any] = {"classes": count} if config.classes and not is_typed else {}
+    room, most = getattr(config, "max_boxes", 0), max(getattr(source, "most_objects", 0) for source in both.values())
+    if room and "max_boxes" not in typed and most > room:
+        fields["max_boxes"] = most
+        line += f"; up to {most} boxes in an image"
+    images = len(train)
+    said = f"{images} + {len(val)} images of {count} classes in {_name(path)}"
+    return DataFacts(line, fields, said, lambda batch: images // batch, opener.opened)
+
+
+def open_both(
+    opener: Opener, open_one: OpenOne, kind: str, path: str, options: SourceOptions, is_typed: bool
+) -> dict[Split, Images]:
+    """Open both splits; without the number of classes where the data have another one and nobody typed it."""
+
+    def open_split(split: Split) -> Images:
+        try:
+            return opener.open(open_one, kind, path, split, options)
+        except BadData:
+            if not options.classes or is_typed:
+                raise
+            return opener.open(open_one, kind, path, split, replace(options, classes=0))
+
+    return {split: open_split(split) for split in SPLITS}
+
+
+def of_volumes(config: SegmentationData, typed: Collection[str]) -> DataFacts:
+    """Read the plan of a prepared folder, whose task replaces that of the recipe; of raw data say what they are."""
+    path = config.path
+    if not path or "\0" in path:
+        return DataFacts()
+    line = decathlon.describe_found(path, config.fold, config.folds)
+    fields = decathlon.found_fields(path) if "task" not in typed else {}
+    steps = decathlon.steps_of_epoch(path, config.fold, config.folds, config.nvol)
+    plan = read_plan(Path(path)) if decathlon.detect(path) else None
+    cases = decathlon.cases_of(plan, config.fold, config.folds) if plan else ""
+    said = f"{cases} of task {plan.task} in {_name(path)}" if plan else ""
+    return DataFacts(f"data: {line}" if line else "", fields, said, steps)
+
+
+def _name(path: str) -> str:
+    """Return the last part of a path, for a short text."""
+    return os.path.basename(os.path.abspath(path)) or path
+
+
+def describe(both: Mapping[Split, Images], options: SourceOptions) -> str:
+    """Return one line about both splits for the user, e.g. `data: 2 classes, 8 + 2 images`."""
+    train, val = both["train"], both["val"]
+    said = [f"data: {len(train.classes)} classes, {len(train)} + {len(val)} images"]
+    if train.inner:
+        said.append(f"found in {train.inner}/, one folder deeper")
+    places = (train.layout.train, train.layout.val) if train.layout and train.layout.kind == "table" else ()
+    if tables := list(dict.fromkeys(place.labels for place in places if place and place.labels)):
+        others = ", not from the class folders beside it" if folder.find(str(tables[0].parent)) else ""
+        said.append(f"labels from {' and '.join(table.name for table in tables)}{others}")
+    if getattr(train, "is_multi_label", False):
+        said.append("several labels per image")
+    elif tables and any("," in name for name in train.classes):
+        said.append("labels hold commas; `;` or `|` separate several labels of an image")
+    if train.held_out is not None:
+        drawn = f"as {options.split} lists" if options.split else f"about {options.val_fraction:.0%}, by name"
+        said.append(f"no val split, so {len(val)} images validate ({drawn})")
+    elif val.layout and (name := _other_name(val.layout)):
+        said.append(f"{name} validates")
+    if ignored := Counter(train.ignored) + Counter(val.ignored if train.held_out is None else {}):
+        said.append(f"ignored: {counted(ignored)}")
+    return "; ".join(said)
+
+
+def _other_name(layout: Layout) -> str:
+    """Return the name of a val split that is not called so, e.g. test; "" if it is, or if one file lists both."""
+    place = layout.val
+    if place is None or place == layout.train:
+        return ""
+    if place.labels is None:
+        return "" if place.images.name.lower() in NAMES["val"][:-1] else place.images.name
+    # images/test, test/images, test.json or test.csv
+    return next((name for name in (*place.labels.parts[-2:], place.images.name) if Path(name).stem == "test"), "")
