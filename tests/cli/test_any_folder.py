@@ -104,7 +104,7 @@ def test_the_share_that_validates_is_a_flag(sightline, pets: Path, tmp_path: Pat
     for wrong in ("0", "1", "-0.1", "nan"):
         flags[-1] = wrong
         said = sightline("train", "demo_classification", *flags, *SHORT)
-        assert said.code == 2 and "must be between 0 and 1, e.g. 0.2" in said.err, said
+        assert said.code == 2 and "must be in (0, 1); 0.2 is usual" in said.err, said
 
 
 def test_every_class_gives_its_share_and_neither_order_nor_other_classes_matter():

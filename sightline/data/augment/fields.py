@@ -94,14 +94,14 @@ class ClassificationFields(Part):
         super().check()
         (low, high), (narrowest, widest) = self.crop_scale, self.crop_ratio
         if low > high:
-            raise UsageError(f"data.crop_scale={self.crop_scale} must be smallest <= largest, e.g. 0.08 1.0")
+            raise UsageError(f"data.crop_scale={self.crop_scale} must be 0 < smallest <= largest <= 1, e.g. 0.08 1.0")
         if self.crop == "tf" and high * COVERED_ONE_IN < 1:
             raise UsageError(
                 f"data.crop=tf keeps no crop below a tenth of the image, so data.crop_scale={self.crop_scale} never "
                 f"gives one; raise its second number, e.g. 0.05 1.0"
             )
         if narrowest > widest:
-            raise UsageError(f"data.crop_ratio={self.crop_ratio} must be narrowest <= widest, e.g. 0.75 1.3333")
+            raise UsageError(f"data.crop_ratio={self.crop_ratio} must be 0 < narrowest <= widest, e.g. 0.75 1.3333")
         if self.mixup_per == "sample" and self.cutmix:
             raise UsageError(
                 f"data.mixup_per=sample cannot be combined with data.cutmix={self.cutmix}, whose box is the batch's; "
