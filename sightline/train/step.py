@@ -26,8 +26,8 @@ from sightline.hardware.reduce import reduce_by_host
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound
 from sightline.train.compile_cache import keep_compiled_code
-from sightline.train.optimizers import set_rate, update
 from sightline.train.state import TrainState
+from sightline.train.torch_optimizer import set_rate, update
 
 TORCH_BUCKET_MB = 25
 GRAPH_WARMUP_STEPS = 3  # compile, autotune and allocate before capture

@@ -1,4 +1,4 @@
-"""Updates torch has no optimizer for: Keras' SGD, LARS, and SGD with decoupled decay; optimizers.py builds them.
+"""Updates torch has no optimizer for: Keras' SGD, LARS, and SGD with decoupled decay; torch_optimizer.py builds them.
 
 They work on all tensors of a group at once and never ask the device for a number, so a step can be captured. As
 torch's fused kernels they read `found_inf`: where it is 1, no bit of a weight or of a velocity changes.

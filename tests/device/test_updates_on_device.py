@@ -11,7 +11,8 @@ import torchvision
 from torch import nn
 
 from sightline.hardware import devices
-from sightline.train.optimizers import OptimizerConfig, set_rate
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.torch_optimizer import set_rate
 
 pytestmark = pytest.mark.device
 

@@ -41,13 +41,13 @@ from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train import loop
 from sightline.train.model import build_model
-from sightline.train.optimizers import set_rate
 from sightline.train.orders import eval_order, train_order_of
 from sightline.train.progress import TrainProgress
 from sightline.train.saver import Saver
 from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState
 from sightline.train.step import Step
+from sightline.train.torch_optimizer import set_rate
 
 PARTS = ("model", "data", "task", "optimizer", "schedule", "train", "run")
 TESTS = Path(__file__).resolve().parents[1]

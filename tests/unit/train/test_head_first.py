@@ -20,10 +20,11 @@ from sightline.parts import DataSpec, ModelConfig
 from sightline.train import checkpoint
 from sightline.train.config import TrainConfig
 from sightline.train.model import build_model, head_of
-from sightline.train.optimizers import FIELDS_OF_KIND, OptimizerConfig, set_rate
+from sightline.train.optimizers import FIELDS_OF_KIND, OptimizerConfig
 from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
+from sightline.train.torch_optimizer import set_rate
 
 TINY = """--model.width=4 --data.path=synthetic:classes=4,samples=24,size=24 --data.classes=4 --data.size=24
 --data.eval-resize=24 --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32

@@ -11,7 +11,8 @@ import warm
 from torch import nn
 
 from sightline.errors import UsageError
-from sightline.train.optimizers import OptimizerConfig, set_rate, update
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.torch_optimizer import set_rate, update
 
 CPU = torch.device("cpu")
 SGD = OptimizerConfig("sgd", lr=0.1, weight_decay=0.01, norm_weight_decay=0.0, bias_weight_decay=0.0)

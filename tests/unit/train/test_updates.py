@@ -10,7 +10,8 @@ import torch
 import torchvision
 from torch import nn
 
-from sightline.train.optimizers import OptimizerConfig, set_rate
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.torch_optimizer import set_rate
 
 CPU = torch.device("cpu")
 TENSORFLOW = json.loads((Path(__file__).parents[2] / "golden" / "tensorflow_momentum.json").read_text())
