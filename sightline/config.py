@@ -28,7 +28,6 @@ from sightline.files import plain_yaml
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import hints_of, short, typed
 from sightline.parts import DataConfig, ModelConfig, Task
-from sightline.train import optimizers, schedules
 from sightline.train.config import TrainConfig as TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
@@ -397,20 +396,12 @@ def to_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for fields that the named ones make obsolete.
-
-    Fields that a named kind of optimizer or schedule does not read return to their defaults: switching needs one flag,
-    not one per field of the kind that a recipe or a file had before. RESET_BY of the optimizer names other fields.
-    """
+    """Return values for fields that the named ones make obsolete."""
     resets: dict[str, Any] = {}
-    for part, fields_of_kind in (("optimizer", optimizers.FIELDS_OF_KIND), ("schedule", schedules.FIELDS_OF_KIND)):
-        if f"{part}.kind" in named:
-            foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(named[f"{part}.kind"], set())
-            fields = {f.name: f.default for f in dataclasses.fields(getattr(recipe, part))}
-            resets |= {f"{part}.{name}": fields[name] for name in foreign}
-    for field, (other, value) in optimizers.RESET_BY.items():
-        if f"optimizer.{field}" in named and f"optimizer.{other}" not in named:
-            resets[f"optimizer.{other}"] = value
+    for name, part in _parts(recipe).items():
+        own = {key.removeprefix(f"{name}."): value for key, value in named.items() if key.startswith(f"{name}.")}
+        implied = part.implied(own) if own and hasattr(part, "implied") else {}
+        resets |= {f"{name}.{key}": value for key, value in implied.items()}
     return resets
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from sightline.errors import UsageError
-from sightline.parts import undecisive
+from sightline.recipe.part import AtLeast, AtMost, Below, Part, not_compared
 
 AUTO = "auto"
+OFF = "0 switches it off"
 if TYPE_CHECKING:
     Measured = int  # whatever computes with it comes after train/start.py, which measures it
 else:
@@ -17,113 +17,91 @@ else:
 
 
 @dataclass(frozen=True)
-class TrainConfig:
+class TrainConfig(Part):
     """Length, batch, precision and evaluation of a run."""
 
-    epochs: int
+    epochs: Annotated[int, AtLeast(1)]
     """Passes over all training samples."""
-    global_batch: Measured
+    global_batch: Annotated[Measured, AtLeast(1)]
     """Samples per optimizer update, over all devices and accumulation steps; auto: the first start of the run measures
     the largest that fits and is not slower per image, and the run keeps it."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "bf16_or_fp32"] = "auto"
     """Autocast type; auto takes what the device does well and says which. bf16_or_fp32, which is what a recipe's own
     bf16 means, takes fp32 where bf16 would only be emulated. The first start decides, and the run keeps it."""
-    accumulation: Measured = 1
+    accumulation: Annotated[Measured, AtLeast(1)] = 1
     """Parts a device's share of the batch is cut into, to save memory; auto: the first start of the run measures the
     fewest that fit, and the run keeps their number. If results depend on it (batch-norm), it is only named: exit 6."""
-    ema: float = 0.0
+    ema: Annotated[float, AtLeast(0), Below(1, f"{OFF}, 0.999 is usual")] = 0.0
     """Decay of the moving average of weights; 0 is off. When on, the average is evaluated and is best."""
-    ema_every_steps: int = 1
+    ema_every_steps: Annotated[int, AtLeast(1)] = 1
     """Steps between updates of the average."""
     ema_rule: Literal["plain", "torchvision"] = "plain"
     """plain: the decay is per update; torchvision: scaled by batch * ema_every_steps / epochs, copied in
     warm-up, steps counted within each epoch."""
-    clip: float = 0.0
+    clip: Annotated[float, AtLeast(0, OFF)] = 0.0
     """Largest gradient norm; 0 is off."""
-    eval_every_epochs: int = 1
+    eval_every_epochs: Annotated[int, AtLeast(1)] = 1
     """Epochs between evaluations; the last epoch is evaluated too, unless eval_at_end is off."""
-    eval_from_epoch: int = 0
+    eval_from_epoch: Annotated[int, AtLeast(0, OFF)] = 0
     """First evaluation after this many epochs, then every eval_every_epochs: 3 and 4 evaluate after epochs 3, 7, 11 and
     so on, and after the last. 0: the first one after eval_every_epochs."""
     eval_at_end: bool = True
     """Also evaluate when the run ends; off: only where eval_every_epochs says, which may be never."""
-    eval_max_steps: int = 0
+    eval_max_steps: Annotated[int, AtLeast(0, OFF)] = 0
     """Most batches of an evaluation, for a quick look: the score of a part of the set is another score. 0: all."""
     eval_shards: Literal["sharded", "full"] = "sharded"
     """Several ranks: sharded: each evaluates its part, counts are added up; full: each evaluates everything, those of
     rank 0 are reported and decide. With bn_eval local, full scores rank 0's own statistics, sharded a mixture."""
-    target_score: float = undecisive(0.0)
+    target_score: Annotated[float, AtLeast(0), AtMost(1, f"a share, not per cent; {OFF}")] = not_compared(0.0)
     """The run is finished after an evaluation whose headline score reaches this, e.g. 0.759; 0 is off."""
-    diverged_score: float = undecisive(0.0)
+    diverged_score: Annotated[float, AtLeast(0), AtMost(1, f"a share, not per cent; {OFF}")] = not_compared(0.0)
     """The run ends with exit 5 after an evaluation whose headline score is not above this, e.g. 0.002; 0 is off."""
-    patience: int = undecisive(0)
+    patience: Annotated[int, AtLeast(0, OFF)] = not_compared(0)
     """The run is finished after this many planned evaluations in a row without a better headline score; 0 is off. The
     same command with a larger number resumes."""
-    min_epochs: int = undecisive(0)
+    min_epochs: Annotated[int, AtLeast(0, OFF)] = not_compared(0)
     """patience: epochs that a run has at least."""
-    steps_per_epoch: int = 0
+    steps_per_epoch: Annotated[int, AtLeast(0, OFF)] = 0
     """Most steps of an epoch; the schedule and evaluations count in these shorter epochs. 0: all samples once."""
-    min_epoch_steps: int = 0
+    min_epoch_steps: Annotated[int, AtLeast(0, OFF)] = 0
     """Least steps of an epoch, with last_batch wrap: in a small dataset all samples come several times. 0: once."""
-    max_steps: int = undecisive(0)
+    max_steps: Annotated[int, AtLeast(0, OFF)] = not_compared(0)
     """The run is finished, evaluated and saved, at this step; the schedule stays that of all epochs. 0 is off. The
     same command with a larger number resumes."""
     last_batch: Literal["drop", "pad", "wrap"] = "drop"
     """Last partial batch: drop, pad from the epoch's start, or wrap: carry into the next epoch."""
     eval_autocast: bool = True
     """Evaluate in the training precision; off: in fp32."""
-    repeats: int = 1
+    repeats: Annotated[int, AtLeast(1)] = 1
     """Repeated augmentation: how often an image comes in an epoch of unchanged length, augmented each time."""
     bn_eval: Literal["averaged", "rank0", "local"] = "averaged"
     """Whose batch-norm statistics are evaluated and saved when there are several ranks."""
-    bn_group: int = 0
+    bn_group: Annotated[int, AtLeast(-1, "-1 is all ranks, 0 is each its own")] = 0
     """Several ranks: how many share batch-norm statistics in training. 0 or 1: each has its own; N: ranks 0..N-1 and so
     on, N must divide the number of ranks; -1: all."""
     trainable: Literal["all", "head"] = "all"
     """head: only the model's last linear layer learns; batch-norm statistics of the rest still follow the data."""
-    head_epochs: int = 0
+    head_epochs: Annotated[int, AtLeast(0, OFF)] = 0
     """Epochs at the start in which only the head learns; the trunk's weights then stay, while its batch-norm statistics
     follow the data. For pretrained weights: gradients of a random head would damage them. 0: all learn at once."""
     fp32_ops: tuple[str, ...] = ()
     """Modules kept in fp32 under autocast, by type or path, with wildcards: BatchNorm2d, fc, layer4.*. Patterns that
     match no module (relu, mean) are reported and ignored."""
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     """Every random number of the run is a function of this and of its place in the run."""
     deterministic: bool = False
     """Equal bits on CUDA too, at some cost in speed; on the CPU bits are always equal."""
 
-    def __post_init__(self) -> None:
-        for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs", "ema_every_steps", "repeats"):
-            if getattr(self, name) != AUTO and getattr(self, name) < 1:
-                raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
-        for name in ("eval_from_epoch", "eval_max_steps", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"train.{name}={getattr(self, name)} must not be negative; 0 switches it off")
-        self._refuse_wrong_head_epochs()
-        self._refuse_wrong_epoch_steps()
-        if self.bn_group < -1:
-            raise UsageError(
-                f"train.bn_group={self.bn_group} must be -1 (all ranks), 0 (each its own) or a number of ranks"
-            )
-        for name in ("target_score", "diverged_score"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(
-                    f"train.{name}={getattr(self, name)} must be in [0, 1]: a share, not per cent; 0 switches it off"
-                )
+    part = "train"
+
+    def check(self) -> None:
+        super().check()
+        if self.seed >> 63:
+            raise UsageError(f"train.seed={self.seed} must be below 2^63")
         if self.target_score and self.diverged_score >= self.target_score:
             raise UsageError(
                 f"train.diverged_score={self.diverged_score} must lie below train.target_score={self.target_score}"
             )
-        if not 0 <= self.ema < 1:
-            raise UsageError(f"train.ema={self.ema} must be in [0, 1); 0 switches it off, 0.999 is usual")
-        if not 0 <= self.clip < math.inf:
-            raise UsageError(f"train.clip={self.clip} must be a finite number, 0 or more; 0 switches it off")
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"train.seed={self.seed} must be in 0..2^63-1")
-
-    def _refuse_wrong_head_epochs(self) -> None:
-        if self.head_epochs < 0:
-            raise UsageError(f"train.head_epochs={self.head_epochs} must not be negative; 0 switches it off")
         if self.head_epochs and self.head_epochs >= self.epochs:
             raise UsageError(
                 f"train.head_epochs={self.head_epochs} leaves none of train.epochs={self.epochs} for the whole "
@@ -134,10 +112,6 @@ class TrainConfig:
                 f"train.trainable=head trains the head alone in every epoch, train.head_epochs={self.head_epochs} in "
                 f"the first ones only; leave one of them out (--train.head-epochs 0)"
             )
-
-    def _refuse_wrong_epoch_steps(self) -> None:
-        if self.min_epoch_steps < 0:
-            raise UsageError(f"train.min_epoch_steps={self.min_epoch_steps} must not be negative; 0 switches it off")
         if self.min_epoch_steps and self.last_batch != "wrap":
             raise UsageError(
                 f"train.min_epoch_steps={self.min_epoch_steps} lets samples come several times in an epoch, which "

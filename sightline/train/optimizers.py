@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sightline.errors import UsageError
-from sightline.parts import refuse_foreign_fields
+from sightline.recipe.part import Above, AtLeast, Below, Part, refuse_foreign_fields
+from sightline.train.kinds import foreign_defaults
 
 if TYPE_CHECKING:
     import torch
@@ -23,29 +24,28 @@ FIELDS_OF_KIND = {
     "radam": {"beta1", "beta2", "eps", *BY_GROUP},
     "lars": {"momentum", "eta", "eps"},
 }
-RESET_BY = {"lr": ("lr_many", 0.0)}  # an explicit lr disables lr_many, unless that is given too
 FUSED = ("sgd", "adam", "adamw")
 OURS = ("sgd_keras", "lars")
 AS_OTHERS = -1.0  # a decay that means: the same as weight_decay
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Part):
     """The rule by which gradients change weights."""
 
     kind: Literal["sgd", "sgd_keras", "rmsprop", "adam", "adamw", "radam", "lars"] = "sgd"
     """sgd: v = momentum * v + g; w -= lr * v, which is also TensorFlow 1's momentum. sgd_keras: the rate goes into the
     velocity, v = momentum * v - lr * g; w += v, which differs as soon as the rate moves. lars: sgd_keras with a rate
     scaled for each tensor (see eta), but for norms and biases, which also do not decay. adamw shrinks w by itself."""
-    lr: float = 0.1
+    lr: Annotated[float, AtLeast(0)] = 0.1
     """Base learning rate, for the global batch of the recipe unless lr_for_batch says otherwise."""
-    lr_for_batch: int = 0
+    lr_for_batch: Annotated[int, AtLeast(0)] = 0
     """The global batch that lr is meant for: lr is scaled linearly to the recipe's; 0: lr is taken as it is."""
-    lr_many: float = 0.0
+    lr_many: Annotated[float, AtLeast(0)] = 0.0
     """The base learning rate when more than one rank takes part; 0, and where lr is given alone: the same as lr."""
-    trunk_lr_scale: float = 1.0
+    trunk_lr_scale: Annotated[float, Above(0, "to train the head alone use --train.trainable head")] = 1.0
     """Rate of all layers but the head, as a share of lr: below 1 keeps more of pretrained weights. Not for lars."""
-    weight_decay: float = 1e-4
+    weight_decay: Annotated[float, AtLeast(0)] = 1e-4
     """Decay of weights."""
     norm_weight_decay: float = AS_OTHERS
     """Decay of norm parameters; -1: the same as weight_decay. lars: they never decay."""
@@ -54,45 +54,43 @@ class OptimizerConfig:
     decay_form: Literal["gradient", "keras_l2", "decoupled"] = "gradient"
     """sgd, sgd_keras: gradient adds decay * w to g; keras_l2 adds 2 * decay * w, because Keras' L2(decay) is decay *
     sum(w^2) without a half; decoupled shrinks w by lr * decay before the update."""
-    momentum: float = 0.9
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.9
     """sgd, sgd_keras, rmsprop, lars: share of the velocity kept."""
     nesterov: bool = False
     """sgd, sgd_keras: look ahead along the velocity, as torch or as Keras does."""
-    alpha: float = 0.9
+    alpha: Annotated[float, AtLeast(0), Below(1)] = 0.9
     """rmsprop: share of the mean square kept."""
-    beta1: float = 0.9
+    beta1: Annotated[float, AtLeast(0), Below(1)] = 0.9
     """adam, adamw, radam: decay of the mean."""
-    beta2: float = 0.999
+    beta2: Annotated[float, AtLeast(0), Below(1)] = 0.999
     """adam, adamw, radam: decay of the square."""
-    eta: float = 0.001
+    eta: Annotated[float, AtLeast(0)] = 0.001
     """lars: the rate of a tensor is lr * eta * |w| / (|g| + weight_decay * |w| + eps); lr itself where |w| or |g| is
     0."""
-    eps: float = 1e-8
+    eps: Annotated[float, AtLeast(0)] = 1e-8
     """rmsprop, adam, adamw, radam: added to the root of the square; torchvision's rmsprop uses 0.0316. lars: see eta;
     Keras uses 1e-7, others 0."""
 
-    def __post_init__(self) -> None:
-        refuse_foreign_fields("optimizer", self, FIELDS_OF_KIND)
-        # Every test is written so that NaN fails it.
-        for name in ("lr", "lr_for_batch", "lr_many", "weight_decay", "eta", "eps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"optimizer.{name}={getattr(self, name)} must be a finite number, 0 or more")
-        for name in ("momentum", "alpha", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UsageError(f"optimizer.{name}={getattr(self, name)} must be in [0, 1)")
-        if not 0 < self.trunk_lr_scale < math.inf:
-            raise UsageError(
-                f"optimizer.trunk_lr_scale={self.trunk_lr_scale} must be above 0; to train the head alone use "
-                f"--train.trainable head"
-            )
+    part = "optimizer"
+
+    def check(self) -> None:
+        super().check()
+        refuse_foreign_fields(self.part, self, FIELDS_OF_KIND)
         if self.nesterov and not self.momentum:
             raise UsageError("optimizer.nesterov looks ahead along the velocity: give --optimizer.momentum above 0")
         for name in ("norm_weight_decay", "bias_weight_decay"):
-            if not (0 <= getattr(self, name) < math.inf or getattr(self, name) == AS_OTHERS):
+            if not (getattr(self, name) >= 0 or getattr(self, name) == AS_OTHERS):
                 raise UsageError(
-                    f"optimizer.{name}={getattr(self, name)} must be a finite number, 0 or more; -1 means: as "
+                    f"optimizer.{name}={getattr(self, name)} must be a finite number, at least 0; -1 means: as "
                     "weight_decay"
                 )
+
+    def implied(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of other kinds to their defaults where a kind is named. An explicit lr disables lr_many."""
+        values = foreign_defaults(self, named, FIELDS_OF_KIND)
+        if "lr" in named and "lr_many" not in named:
+            values["lr_many"] = 0.0
+        return values
 
     @property
     def skips_by_itself(self) -> bool:

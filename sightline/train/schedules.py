@@ -1,12 +1,15 @@
 """Learning rates as pure functions of the step: nothing to save, nothing to get out of step on resume."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from sightline.errors import UsageError
-from sightline.parts import refuse_foreign_fields
+from sightline.recipe.part import AtLeast, AtMost, Part, refuse_foreign_fields
+from sightline.train.kinds import foreign_defaults
 
 FIELDS_OF_KIND: dict[str, set[str]] = {
     "constant": set(),
@@ -37,7 +40,7 @@ class RunLength:
 
 
 @dataclass(frozen=True)
-class ScheduleConfig:
+class ScheduleConfig(Part):
     """The course of the learning rate, from optimizer.lr over the run."""
 
     kind: Literal["constant", "cosine", "step", "exponential", "table", "plateau", "polynomial"] = "cosine"
@@ -49,34 +52,34 @@ class ScheduleConfig:
     epoch_steps: Literal["whole", "exact", "less_one"] = "whole"
     """Steps that an epoch of this schedule has. whole: those of the run; exact: samples / global_batch as a fraction,
     sums of epochs are cut down; less_one: one fewer than the run's, as one of the originals counts."""
-    warmup_epochs: float = 0.0
+    warmup_epochs: Annotated[float, AtLeast(0)] = 0.0
     """Warm-up before the schedule begins; may be a fraction where unit is step."""
     warmup: Literal["linear", "constant"] = "linear"
     """linear: from warmup_factor * lr up to lr; constant: warmup_factor * lr throughout."""
-    warmup_factor: float = 0.0
+    warmup_factor: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     """Start of warm-up, as a share of lr. With unit step and 0, the first step has lr / (warm-up steps)."""
     warmup_from: Literal["next", "zero"] = "next"
     """Unit step: the first step of W is 1 / W up the ramp (next), or at its foot (zero), as TensorFlow counts;
     polynomial counts in the same way."""
-    final_lr: float = 0.0
+    final_lr: Annotated[float, AtLeast(0)] = 0.0
     """cosine, polynomial: the rate after the last step."""
     cosine_from: Literal["warmup", "start"] = "warmup"
     """cosine: begins when warm-up ends, or at step 0, so that the rate jumps down a little when warm-up ends."""
-    hold_epochs: float = 0.0
+    hold_epochs: Annotated[float, AtLeast(0)] = 0.0
     """cosine: epochs, warm-up included, for which the rate stays up before the cosine begins; 0: as cosine_from."""
-    floor: float = 0.0
+    floor: Annotated[float, AtLeast(0)] = 0.0
     """cosine: this share of lr is added to every rate after warm-up, so that it ends there and begins above lr."""
     drop_epochs: tuple[int, ...] = ()
     """step: epochs at whose start the rate drops."""
     drop_after: bool = False
     """step: the first step of such an epoch still has the rate before, as TensorFlow's piecewise constants."""
-    factor: float = 0.1
+    factor: Annotated[float, AtLeast(0)] = 0.1
     """step, exponential, plateau: what the rate is multiplied with."""
-    power: float = 2.0
+    power: Annotated[float, AtLeast(0)] = 2.0
     """polynomial: 1 is a straight line, 2 a parabola that ends flat."""
-    decay_epochs: float = 0.0
+    decay_epochs: Annotated[float, AtLeast(0)] = 0.0
     """cosine, polynomial: epochs, warm-up included, after which the rate is down; 0: those of the run."""
-    patience: int = 10
+    patience: Annotated[int, AtLeast(0)] = 10
     """plateau: evaluations without a better score that are tolerated; the next one drops the rate."""
     plateau_on: Literal["score", "val_loss"] = "score"
     """plateau: what has to get better. score: the headline score must rise; val_loss: the loss of the evaluation must
@@ -86,23 +89,11 @@ class ScheduleConfig:
     table_rates: tuple[float, ...] = ()
     """table: absolute rates, not scaled by batch or world size."""
 
-    def __post_init__(self) -> None:
-        refuse_foreign_fields("schedule", self, FIELDS_OF_KIND)
-        # Every test is written so that NaN fails it.
-        for name in (
-            "warmup_epochs",
-            "final_lr",
-            "factor",
-            "patience",
-            "power",
-            "hold_epochs",
-            "decay_epochs",
-            "floor",
-        ):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"schedule.{name}={getattr(self, name)} must be a finite number, 0 or more")
-        if not 0 <= self.warmup_factor <= 1:
-            raise UsageError(f"schedule.warmup_factor={self.warmup_factor} must be in [0, 1]")
+    part = "schedule"
+
+    def check(self) -> None:
+        super().check()
+        refuse_foreign_fields(self.part, self, FIELDS_OF_KIND)
         if self.warmup == "constant" and self.warmup_epochs and not self.warmup_factor:
             raise UsageError(
                 "schedule.warmup=constant with warmup_factor=0 learns nothing; add --schedule.warmup-factor 0.01"
@@ -137,6 +128,10 @@ class ScheduleConfig:
                 f"schedule.kind=table needs as many table_epochs, rising, as table_rates; got {self.table_epochs} and "
                 f"{self.table_rates}"
             )
+
+    def implied(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of other kinds to their defaults where a kind is named."""
+        return foreign_defaults(self, named, FIELDS_OF_KIND)
 
     def rate(self, step: int, lr: float, length: RunLength, history: Sequence[float] = ()) -> float:
         """Return the learning rate of optimizer update `step`, counted from 0 over the whole run.

@@ -85,7 +85,7 @@ def test_without_a_scale_there_are_the_groups_of_before():
 def test_lars_has_no_rate_for_the_trunk_and_no_kind_has_one_of_zero():
     with pytest.raises(UsageError, match="trunk_lr_scale=0.5 belongs to kind=sgd, not to kind=lars"):
         OptimizerConfig("lars", trunk_lr_scale=0.5)
-    with pytest.raises(UsageError, match=r"trunk_lr_scale=0.0 must be above 0; .* --train.trainable head"):
+    with pytest.raises(UsageError, match=r"trunk_lr_scale=0.0 must be .*, above 0; .* --train.trainable head"):
         OptimizerConfig("sgd", trunk_lr_scale=0.0)
 
 
@@ -132,11 +132,11 @@ def test_resumed_before_at_or_after_the_switch_it_ends_with_the_same_bits(flags:
     ("fields", "told"),
     [
         ({"head_epochs": 3}, "head_epochs=3 leaves none of train.epochs=3 for the whole network; use more epochs"),
-        ({"head_epochs": -1}, "head_epochs=-1 must not be negative"),
+        ({"head_epochs": -1}, "head_epochs=-1 must be at least 0"),
         ({"head_epochs": 1, "trainable": "head"}, "leave one of them out"),
         ({"min_epoch_steps": 9}, "train.last_batch=drop cannot; add --train.last-batch wrap"),
         ({"min_epoch_steps": 9, "last_batch": "wrap", "steps_per_epoch": 5}, "is above train.steps_per_epoch=5"),
-        ({"min_epoch_steps": -9}, "min_epoch_steps=-9 must not be negative"),
+        ({"min_epoch_steps": -9}, "min_epoch_steps=-9 must be at least 0"),
     ],
     ids=str,
 )

@@ -234,13 +234,13 @@ def test_the_base_rate_follows_batch_and_ranks(fields: dict, batch: int, ranks: 
         ({"kind": "lars", "nesterov": True}, r"optimizer.nesterov=True belongs to kind=sgd, not to kind=lars"),
         ({"kind": "lars", "norm_weight_decay": 0.1}, r"norm_weight_decay=0.1 belongs to kind=sgd, not to kind=lars"),
         ({"kind": "sgd_keras", "eta": 0.01}, r"optimizer.eta=0.01 belongs to kind=lars"),
-        ({"lr": -0.1}, r"optimizer.lr=-0.1 must be a finite number, 0 or more"),
-        ({"lr_for_batch": -256}, r"optimizer.lr_for_batch=-256 must be a finite number"),
+        ({"lr": -0.1}, r"optimizer.lr=-0.1 must be a finite number, at least 0"),
+        ({"lr_for_batch": -256}, r"optimizer.lr_for_batch=-256 must be at least 0"),
         ({"weight_decay": -1}, r"weight_decay=-1 must be a finite number"),
-        ({"norm_weight_decay": -0.5}, r"norm_weight_decay=-0.5 must be a finite number, 0 or more; -1 means: as"),
+        ({"norm_weight_decay": -0.5}, r"norm_weight_decay=-0.5 must be a finite number, at least 0; -1 means: as"),
         ({"bias_weight_decay": math.inf}, r"bias_weight_decay=inf must be a finite number"),
-        ({"trunk_lr_scale": 0.0}, r"trunk_lr_scale=0.0 must be above 0; to train the head alone use"),
-        ({"lr": math.nan}, r"optimizer.lr=nan must be a finite number, 0 or more"),
+        ({"trunk_lr_scale": 0.0}, r"trunk_lr_scale=0.0 must be a finite number, above 0; to train the head alone use"),
+        ({"lr": math.nan}, r"optimizer.lr=nan must be a finite number, at least 0"),
     ],
     ids=str,
 )
@@ -304,3 +304,11 @@ def test_a_run_that_is_not_compiled_imports_no_compiler(tmp_path, recipe: str, n
     words = [script, "train", recipe, *flags.split(), "--data.eval-size", "24", "--run.out", tmp_path / "run"]
     done = warm.python(tmp_path, *words, environ=os.environ)
     assert done.stderr.strip() == "[]", done.stderr
+
+
+def test_naming_a_kind_returns_what_only_others_read_and_lr_disables_lr_many():
+    config = OptimizerConfig("lars", lr=2.5, lr_many=9.5, eta=0.01)
+    foreign = config.implied({"kind": "adamw"})
+    assert {"momentum": 0.9, "eta": 0.001}.items() <= foreign.items() and not {"beta1", "eps", "lr"} & set(foreign)
+    assert config.implied({"lr": 1.0}) == {"lr_many": 0.0}
+    assert config.implied({"lr": 1.0, "lr_many": 4.0}) == config.implied({"weight_decay": 0.0}) == {}

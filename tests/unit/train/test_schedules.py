@@ -137,7 +137,7 @@ def test_a_rate_depends_on_its_step_alone():
         ({"kind": "cosine", "factor": 0.5}, r"factor=0.5 belongs to kind=step"),
         ({"kind": "cosine", "plateau_on": "val_loss"}, r"plateau_on=val_loss belongs to kind=plateau.*kind plateau"),
         ({"kind": "step"}, r"needs --schedule.drop-epochs, e.g. --schedule.drop-epochs 30 60 80"),
-        ({"warmup_epochs": -1}, r"warmup_epochs=-1 must be a finite number, 0 or more"),
+        ({"warmup_epochs": -1}, r"warmup_epochs=-1 must be a finite number, at least 0"),
         ({"warmup_factor": 1.01}, r"warmup_factor=1.01 must be in \[0, 1\]"),
         ({"warmup": "constant", "warmup_epochs": 1}, r"learns nothing; add --schedule.warmup-factor 0.01"),
         ({"kind": "table"}, r"needs as many table_epochs, rising, as table_rates; got \(\) and \(\)"),
@@ -189,3 +189,11 @@ def test_drops_and_warmup_that_do_not_fit_the_epochs_are_reported(name: str, epo
 def test_no_recipe_warns_about_its_own_epochs(name: str):
     made = recipes.find(name).recipe()
     assert made.schedule.warnings(made.train.epochs) == []
+
+
+def test_naming_a_kind_returns_what_only_others_read():
+    steps = ScheduleConfig("step", drop_epochs=(3,), factor=0.5, warmup_epochs=1)
+    implied = steps.implied({"kind": "cosine"})
+    assert {"drop_epochs": (), "factor": 0.1}.items() <= implied.items()
+    assert not {"kind", "warmup_epochs", "final_lr"} & set(implied)
+    assert steps.implied({"factor": 0.2}) == {}
