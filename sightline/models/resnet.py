@@ -8,151 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.errors import UsageError
 from sightline.kernels import batch_norm, bottleneck, stem, stem_tail
 from sightline.kernels.batch_norm import norm_add_relu, norm_relu
+from sightline.models.config import Depth
+from sightline.models.config import ResNetConfig as ResNetConfig
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import copy_weights
-from sightline.parts import DataSpec, LoadedWeights, ModelConfig
-
-Depth = Literal[18, 34, 50, 101, 152, 200]
-
-
-@dataclass(frozen=True)
-class ResNetConfig(ModelConfig):
-    """A residual network for classification."""
-
-    depth: Depth = 50
-    """Number of layers with weights; 18 and 34 have basic blocks, the others bottlenecks."""
-    version: Literal["v1", "v1.5", "v2", "v2_keras", "v2_ends"] = "v1.5"
-    """v1: stride in the first 1x1 of a bottleneck; v1.5: in its 3x3; v2: pre-activation, stride in the 3x3;
-    v2_keras: pre-activation as in keras.applications, stride in the last block of a stage; v2_ends: blocks of v1.5, but
-    no norm after the stem and one before the head, as TensorFlow's script builds ResNeXt of version 2."""
-    width: int = 64
-    """Channels of the first stage; they double in every later stage."""
-    groups: int = 1
-    """Groups of the 3x3 in a bottleneck; ResNeXt-101 32x4d has 32."""
-    group_width: int = 64
-    """Channels per group in the first stage, for width 64; ResNeXt-101 32x4d has 4."""
-    stem: Literal["7x7", "3x3"] = "7x7"
-    """7x7: stride 2 and max-pool, as published; 3x3: stride 1, no pool, for images of about 32 pixels."""
-    padding: Literal["torch", "same", "same_but_stem"] = "torch"
-    """torch: equal on both sides; same: TensorFlow's SAME, with the odd pixel of a stride of 2 at the end;
-    same_but_stem: SAME except in the stem convolution, as in the Keras script's ResNet-50."""
-    project_every_stage: bool = False
-    """Depth 18 and 34: project in the first stage too, although shapes do not need it, as in TensorFlow's script."""
-    bias: bool = False
-    """v1 and v1.5: a bias in every convolution, although a batch-norm follows, as in keras.applications."""
-    bn_momentum: float = 0.1
-    """Weight of the newest batch in the running statistics. Keras uses the complement: its 0.99 is 0.01 here."""
-    bn_eps: float = 1e-5
-    """Added to the variance in every batch-norm."""
-    init: Literal["torch", "he_truncated", "variance_scaling", "glorot"] = "torch"
-    """Initial convolutions. torch: normal, variance 2/fan_out; he_truncated, variance_scaling: normal truncated at
-    two deviations, variance 2/fan_in and 1/fan_in; glorot: uniform, variance 2/(fan_in+fan_out)."""
-    head_init: Literal["torch", "normal", "glorot"] = "torch"
-    """Initial head. torch: uniform within 1/sqrt(fan_in); normal: deviation 0.01, bias 0; glorot: bias 0."""
-    zero_init_residual: bool = False
-    """v1 and v1.5: start the last batch-norm of every block at 0, so that the block starts as the identity."""
-    weights: str = ""
-    """Initial weights: a run, a file of torch or Keras, the prefix of a TensorFlow checkpoint, torchvision:NAME or
-    timm:NAME; see docs/weights.md. A head for another number of classes starts at random."""
-
-    def __post_init__(self) -> None:
-        if self.depth not in STAGES:
-            raise UsageError(f"model.depth={self.depth} is not a ResNet; use one of {', '.join(map(str, STAGES))}")
-        for name, known in CHOICES.items():
-            if (found := getattr(self, name)) not in known:
-                raise UsageError(f"model.{name}='{found}' is unknown; use one of {', '.join(known)}")
-        if self.width < 1:
-            raise UsageError(f"model.width={self.width} must be at least 1; 64 is the published width")
-        if not 0 < self.bn_momentum <= 1:
-            raise UsageError(
-                f"model.bn_momentum={self.bn_momentum} must be above 0 and at most 1; "
-                f"this is torch's momentum: Keras's 0.9 is 0.1 here"
-            )
-        if not 0 < self.bn_eps < math.inf:
-            raise UsageError(f"model.bn_eps={self.bn_eps} must be above 0, e.g. 1e-5")
-        self._check_blocks()
-        self._check_version()
-
-    def _check_blocks(self) -> None:
-        if self.groups < 1 or self.group_width < 1:
-            raise UsageError(
-                f"model.groups={self.groups} and model.group_width={self.group_width} must be at least 1; "
-                f"ResNeXt 32x4d has 32 and 4"
-            )
-        if not self.has_bottlenecks and (self.groups, self.group_width) != (1, 64):
-            raise UsageError(
-                f"model.groups={self.groups} and model.group_width={self.group_width} are for bottlenecks; "
-                f"depth={self.depth} has basic blocks, use a depth of 50 or more"
-            )
-        if self.has_bottlenecks and self.width * self.group_width % 64:
-            raise UsageError(
-                f"model.width={self.width} with group_width={self.group_width} makes groups of "
-                f"{self.width * self.group_width / 64:g} channels (width * group_width / 64); use a multiple of "
-                f"{64 // math.gcd(64, self.group_width)} for the width"
-            )
-        if self.has_bottlenecks and self.project_every_stage:
-            raise UsageError(
-                f"model.project_every_stage is for depth 18 and 34; "
-                f"every stage of depth={self.depth} starts with a projection anyway"
-            )
-
-    def _check_version(self) -> None:
-        if self.version == "v2_keras" and not self.has_bottlenecks:
-            raise UsageError(f"model.version=v2_keras has bottlenecks only, not depth={self.depth}; use 50 or more")
-        if self.version == "v2_keras" and self.padding != "torch":
-            raise UsageError(
-                f"model.padding={self.padding} cannot be combined with version=v2_keras, which pads both sides alike; "
-                f"use padding=torch, or version=v2"
-            )
-        if self.is_pre_activated and self.bias:
-            raise UsageError(f"model.bias is for v1 and v1.5; {self.version} always has its published biases")
-        if self.is_pre_activated and self.zero_init_residual:
-            # The ReLU after that batch-norm passes no gradient at 0: the block could never learn.
-            raise UsageError(
-                f"model.zero_init_residual is for v1 and v1.5; in {self.version} a ReLU follows every batch-norm, "
-                f"so a block that starts at 0 would stay at 0"
-            )
-
-    @property
-    def has_bottlenecks(self) -> bool:
-        return self.depth >= 50
-
-    @property
-    def is_pre_activated(self) -> bool:
-        return self.version in ("v2", "v2_keras")
-
-    @property
-    def has_v2_ends(self) -> bool:
-        """True if the norm stands before the head instead of after the stem."""
-        return self.is_pre_activated or self.version == "v2_ends"
-
-    def build(self, spec: DataSpec) -> ResNet:
-        """Build the network for `spec`'s classes and channels, with random weights."""
-        return ResNet(self, classes=len(spec.classes), channels=spec.channels)
-
-    def load_weights(self, model: nn.Module) -> LoadedWeights:
-        """Load `weights`, and say where they were made with another padding."""
-        if not self.weights:
-            return LoadedWeights()
-        weights = read_weights(self.weights, model.state_dict())
-        loaded = copy_weights(model, weights, head="fc.")
-        if weights.padding in ("", self.padding):
-            return loaded
-        other = f"made with padding={weights.padding}, this network has padding={self.padding}"
-        return replace(loaded, note=f"{loaded.note}; they were {other}: use the arch of their script, e.g. resnet50_tf")
-
-    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
-        """Name the linear layer."""
-        return ("fc.",)
+from sightline.parts import LoadedWeights
 
 
 class SameConv2d(nn.Conv2d):
@@ -387,14 +254,6 @@ HEAD_INITS: dict[str, Callable[[Tensor], object]] = {
     "glorot": nn.init.xavier_uniform_,
 }
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "version": ("v1", "v1.5", "v2", "v2_keras", "v2_ends"),
-    "stem": tuple(STEMS),
-    "padding": ("torch", "same", "same_but_stem"),
-    "init": tuple(INITS),
-    "head_init": tuple(HEAD_INITS),
-}
-
 
 class Stage(nn.Sequential):
     """Blocks of v1 in a row, each linked to the next by its `hand_on`."""
@@ -492,3 +351,13 @@ class ResNet(nn.Module):
         if self.has_v2_ends:
             x = norm_relu(x, self.bn_out)
         return self.fc(x.mean(dim=(2, 3)))
+
+
+def load_weights(config: ResNetConfig, model: nn.Module) -> LoadedWeights:
+    """Load the weights that the config names, and say where they were made with another padding."""
+    weights = read_weights(config.weights, model.state_dict())
+    loaded = copy_weights(model, weights, head="fc.")
+    if weights.padding in ("", config.padding):
+        return loaded
+    other = f"made with padding={weights.padding}, this network has padding={config.padding}"
+    return replace(loaded, note=f"{loaded.note}; they were {other}: use the arch of their script, e.g. resnet50_tf")

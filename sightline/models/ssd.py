@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +18,13 @@ from torch.nn import functional
 from sightline.errors import BadCheckpoint, UsageError
 from sightline.kernels import narrow
 from sightline.models.anchors import default_boxes
+from sightline.models.config import SSD_SIZE as SIZE
+from sightline.models.config import ResNetConfig
+from sightline.models.config import SsdConfig as SsdConfig
 from sightline.models.resnet import (
     INITS,
     STAGES,
     BasicBlock,
-    ResNetConfig,
     StemConv2d,
     end_stem,
     make_conv,
@@ -35,10 +36,8 @@ from sightline.models.tf_checkpoint import index_of
 from sightline.models.tf_weights import read_tensorflow_ssd
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import Weights, copy_weights
-from sightline.parts import DataSpec, LoadedWeights, ModelConfig
+from sightline.parts import DataSpec, LoadedWeights
 
-SIZE = 300  # side in pixels of the image that steps and scales refer to
-LEVELS = 6
 TORCHVISION = "https://download.pytorch.org/models"
 TRUNK_28152 = (
     "model.ckpt-28152: fetch model.ckpt-28152.index and model.ckpt-28152.data-00000-of-00001 from "
@@ -47,136 +46,6 @@ TRUNK_28152 = (
 
 # Levels after the trunk's: channels of the 1x1 and of the 3x3 in multiples of the trunk's width, stride, is_padded.
 EXTRAS = ((4, 8, 2, True), (4, 8, 2, True), (2, 4, 2, True), (2, 4, 1, False), (2, 4, 1, False))
-
-CHOICES: dict[str, tuple[object, ...]] = {
-    "depth": (18, 34),
-    "padding": ("torch", "same"),
-    "init": ("tf", "torch"),
-    "freeze": ("none", "first_block"),
-}
-
-
-@dataclass(frozen=True)
-class SsdConfig(ModelConfig):
-    """A single-shot detector with a ResNet trunk, for square images of any size.
-
-    Smaller images have fewer levels: an unpadded level without a single cell is dropped with its steps, scales and
-    ratios. 300 pixels give all six, with 38, 19, 10, 5, 3 and 1 cells per side; 128 pixels give four.
-    """
-
-    depth: Literal[18, 34] = 34
-    """Depth of the ResNet whose first stages are the trunk; 34 is the published one."""
-    width: int = 64
-    """Channels of the trunk's first stage; all other layers scale with it."""
-    padding: Literal["torch", "same"] = "torch"
-    """Padding of the pool and of strided convolutions. torch: equal on both sides, for torchvision's weights; same:
-    TensorFlow's SAME, with the odd pixel at the end, for its weights. The stem always has 3 on both sides."""
-    steps: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0, 100.0, 300.0)
-    """Pixels between cells, per level. The first four are the network's strides for any image size. The others are
-    for 300 pixels and scale so that the cells cover an image of any size."""
-    scales: tuple[float, ...] = (21.0, 45.0, 99.0, 153.0, 207.0, 261.0, 315.0)
-    """Side of each level's square boxes in a 300-pixel image, and of one more level; they scale with the image."""
-    ratios: tuple[str, ...] = ("2", "2,3", "2,3", "2,3", "2", "2")
-    """Aspect ratios of the other boxes, per level, separated by commas; each gives a wide and a tall box."""
-    init: Literal["tf", "torch"] = "tf"
-    """Initialisation. tf: trunk normal, truncated at two deviations, variance 1/fan_in, every block starts as the
-    identity; the rest Glorot, bias 0. torch: trunk as in torchvision, the rest Glorot with torch's biases."""
-    bn_momentum: float = 0.1
-    """Weight of the newest batch in the running statistics. TensorFlow uses the complement: its 0.9 is 0.1 here."""
-    freeze: Literal["none", "first_block"] = "none"
-    """first_block: freeze the weights of the stem, the first 3x3 after it and their batch-norms; the running
-    statistics of these batch-norms are still updated."""
-    weights: str = ""
-    """Initial weights of the trunk, from a ResNet with torchvision's names, or of the whole network: a run, a file of
-    torch, the prefix of a TensorFlow checkpoint such as model.ckpt-28152, torchvision:NAME or timm:NAME; see
-    docs/weights.md. Heads for another number of classes start at random."""
-
-    def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            if (found := getattr(self, name)) not in known:
-                raise UsageError(f"model.{name}={found} is unknown; use one of {', '.join(map(str, known))}")
-        if self.width < 1:
-            raise UsageError(f"model.width={self.width} must be at least 1; 64 is the published width")
-        if not 0 < self.bn_momentum <= 1:
-            raise UsageError(
-                f"model.bn_momentum={self.bn_momentum} must be above 0 and at most 1; "
-                f"this is torch's momentum: TensorFlow's 0.9 is 0.1 here"
-            )
-        for name, count in (("steps", LEVELS), ("scales", LEVELS + 1), ("ratios", LEVELS)):
-            if len(getattr(self, name)) != count:
-                raise UsageError(
-                    f"model.{name} has {len(getattr(self, name))} entries; expected {count}, for {LEVELS} levels"
-                    + (" and one more" if count > LEVELS else "")
-                )
-        for name in ("steps", "scales"):
-            if not all(0 < value < math.inf for value in getattr(self, name)):
-                raise UsageError(f"model.{name}={getattr(self, name)} must all be above 0: pixels of a {SIZE} image")
-        self.parsed_ratios()
-
-    def parsed_ratios(self) -> list[list[float]]:
-        """Return `ratios` as numbers."""
-        try:
-            found = [[float(text) for text in level.split(",") if text.strip()] for level in self.ratios]
-        except ValueError:
-            found = [[math.nan]]
-        if not all(0 < ratio < math.inf for level in found for ratio in level):
-            raise UsageError(
-                f"model.ratios={' '.join(map(repr, self.ratios))} must be numbers above 0 with commas between, "
-                f"one string per level, e.g. 2 2,3 2,3 2,3 2 2"
-            )
-        return found
-
-    def trunk(self) -> ResNetConfig:
-        """Return the config of the ResNet whose first stages are the trunk."""
-        return ResNetConfig(
-            depth=self.depth,
-            width=self.width,
-            padding="torch" if self.padding == "torch" else "same_but_stem",
-            bn_momentum=self.bn_momentum,
-        )
-
-    def build(self, spec: DataSpec) -> Ssd:
-        """Build the network for `spec`'s classes, channels and size, with random weights."""
-        height, width = spec.size
-        if height != width:
-            raise UsageError(f"this detector needs square images, got {height}x{width}; give one number, e.g. {SIZE}")
-        return Ssd(self, classes=len(spec.classes), channels=spec.channels, size=height)
-
-    def load_weights(self, model: nn.Module) -> LoadedWeights:
-        """Load `weights`, into the whole network or into its trunk, and say where they were made with other padding."""
-        if not self.weights:
-            return LoadedWeights()
-        assert isinstance(model, Ssd)
-        weights = self._read(model)
-        if any(key.startswith("heads.") for key in weights.tensors):
-            loaded = copy_weights(model, weights, head="heads.", classes=model.classes_of)
-        else:
-            loaded = copy_weights(model.trunk, weights, unused=("layer4.", "fc."))
-            loaded = replace(loaded, note=f"trunk: {loaded.note}")
-        if not weights.padding or self.padding != "torch":
-            return loaded
-        wrong = f"they were made with padding={weights.padding}, this network has padding=torch"
-        return replace(loaded, note=f"{loaded.note}; {wrong}")
-
-    def _read(self, model: Ssd) -> Weights:
-        expected = {**model.trunk.state_dict(), **model.state_dict()}  # a file holds the one or the other
-        if (index := index_of(Path(self.weights))) is not None:
-            return read_tensorflow_ssd(index, expected, model.per_cell)
-        if not Path(self.weights).exists() and not self.weights.startswith(("torchvision:", "timm:")):
-            raise BadCheckpoint(f"weights {self.weights} does not exist; check the path{self._fitting()}")
-        return read_weights(self.weights, expected)
-
-    def _fitting(self) -> str:
-        """Name the weights that fit the trunk, and where they come from."""
-        name = f"resnet{self.depth}"
-        found = f". torchvision's {name} fits: give torchvision:{name}, or a {name}-*.pth of {TORCHVISION}"
-        if self.depth != 34:
-            return found
-        return f"{found}. With --model.padding same, so does TensorFlow's {TRUNK_28152}"
-
-    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
-        """Name all but the trunk: weights of a classifier leave the smaller levels random too."""
-        return ("extras.", "heads.")
 
 
 class Trunk(nn.Module):
@@ -330,3 +199,44 @@ def _steps(config: SsdConfig, cells: Sequence[int], size: int) -> list[float]:
         config.steps[level] * (1 if is_padded[level] else size / SIZE * published[level] / count)
         for level, count in enumerate(cells)
     ]
+
+
+def build(config: SsdConfig, spec: DataSpec) -> Ssd:
+    """Build the network for `spec`'s classes, channels and size, with random weights."""
+    height, width = spec.size
+    if height != width:
+        raise UsageError(f"this detector needs square images, got {height}x{width}; give one number, e.g. {SIZE}")
+    return Ssd(config, classes=len(spec.classes), channels=spec.channels, size=height)
+
+
+def load_weights(config: SsdConfig, model: nn.Module) -> LoadedWeights:
+    """Load weights into the whole network or into its trunk, and say where they were made with other padding."""
+    assert isinstance(model, Ssd)
+    weights = _read(config, model)
+    if any(key.startswith("heads.") for key in weights.tensors):
+        loaded = copy_weights(model, weights, head="heads.", classes=model.classes_of)
+    else:
+        loaded = copy_weights(model.trunk, weights, unused=("layer4.", "fc."))
+        loaded = replace(loaded, note=f"trunk: {loaded.note}")
+    if not weights.padding or config.padding != "torch":
+        return loaded
+    wrong = f"they were made with padding={weights.padding}, this network has padding=torch"
+    return replace(loaded, note=f"{loaded.note}; {wrong}")
+
+
+def _read(config: SsdConfig, model: Ssd) -> Weights:
+    expected = {**model.trunk.state_dict(), **model.state_dict()}  # a file holds the one or the other
+    if (index := index_of(Path(config.weights))) is not None:
+        return read_tensorflow_ssd(index, expected, model.per_cell)
+    if not Path(config.weights).exists() and not config.weights.startswith(("torchvision:", "timm:")):
+        raise BadCheckpoint(f"weights {config.weights} does not exist; check the path{_fitting(config.depth)}")
+    return read_weights(config.weights, expected)
+
+
+def _fitting(depth: int) -> str:
+    """Name the weights that fit the trunk, and where they come from."""
+    name = f"resnet{depth}"
+    found = f". torchvision's {name} fits: give torchvision:{name}, or a {name}-*.pth of {TORCHVISION}"
+    if depth != 34:
+        return found
+    return f"{found}. With --model.padding same, so does TensorFlow's {TRUNK_28152}"

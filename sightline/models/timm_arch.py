@@ -13,19 +13,19 @@ from typing import Any
 from torch import nn
 
 from sightline.errors import UsageError
+from sightline.models.config import TIMM
 from sightline.parts import DataSpec
 
-PREFIX = "timm:"
 INTERPOLATIONS = ("bilinear", "bicubic")  # timm also has "random" and lanczos; then the recipe's stays
 
 
 def refuse_unknown(arch: str) -> None:
     """Raise UsageError if timm is missing, or does not have the network `timm:NAME` or `timm:NAME.TAG`."""
-    timm, name = _imported(arch), arch.removeprefix(PREFIX)
+    timm, name = _imported(arch), arch.removeprefix(TIMM)
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}  # the latter with tags of weights
     if name not in known:
         near = difflib.get_close_matches(name, sorted(known), n=3)
-        hint = f"; did you mean {', '.join(PREFIX + each for each in near)}?" if near else "."
+        hint = f"; did you mean {', '.join(TIMM + each for each in near)}?" if near else "."
         raise UsageError(
             f"model.arch='{arch}' is unknown to timm {timm.__version__}{hint} "
             f"timm.list_models() lists its {len(timm.list_models())} networks"
@@ -36,7 +36,7 @@ def build(arch: str, spec: DataSpec) -> nn.Module:
     """Build the network for `spec`'s classes, channels and, if its layers depend on it, size; with random weights."""
     fixed = {"img_size": spec.size} if _made_for(arch).fixed_input_size else {}
     model: nn.Module = _imported(arch).create_model(
-        arch.removeprefix(PREFIX), num_classes=len(spec.classes), in_chans=spec.channels, **fixed
+        arch.removeprefix(TIMM), num_classes=len(spec.classes), in_chans=spec.channels, **fixed
     )
     return model
 
@@ -62,7 +62,7 @@ def data_fields(arch: str) -> dict[str, Any]:
 
 def _made_for(arch: str) -> Any:
     """Return timm's description of the weights: those of the tag, or its default ones."""
-    return _imported(arch).get_pretrained_cfg(arch.removeprefix(PREFIX))
+    return _imported(arch).get_pretrained_cfg(arch.removeprefix(TIMM))
 
 
 def _imported(arch: str) -> Any:

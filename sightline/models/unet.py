@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,10 @@ from torch.nn import functional
 from sightline.errors import UsageError
 from sightline.kernels import narrow, paired, transposed
 from sightline.kernels.instance_norm import instance_norm_leaky_relu
+from sightline.models.config import UnetConfig as UnetConfig
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import copy_weights
-from sightline.parts import DataSpec, LoadedWeights, ModelConfig
+from sightline.parts import DataSpec, LoadedWeights
 
 # Rule for the shape of the network, with nnU-Net's numbers.
 MOST_STRIDES = 5
@@ -37,7 +37,6 @@ DROPPING_LEVELS = 3  # the bottleneck and the two levels before it
 CONVS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED: dict[int, type[nn.ConvTranspose2d | nn.ConvTranspose3d]] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 BATCH_NORMS: dict[int, type[nn.BatchNorm2d | nn.BatchNorm3d]] = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
-NORMS = ("instance", "batch", "group")
 # Parts of a decoder's level, and those of a residual block that are not blocks of their own there.
 ORIGINAL_PARTS = {
     "transposed": "transp_conv",
@@ -53,118 +52,6 @@ ORIGINAL_RESIDUAL = {
     "projection.norm": "norm_res",
 }
 Axes = tuple[int, ...]  # one number per axis of the patch
-
-
-@dataclass(frozen=True)
-class UnetConfig(ModelConfig):
-    """A U-Net for the patch, channels and classes of the data; patch and spacing determine its levels."""
-
-    norm: Literal["instance", "batch", "group"] = "instance"
-    """Norm after every convolution; group uses gcd(32, channels) groups."""
-    negative_slope: float = 0.01
-    """Negative slope of the leaky ReLU, also used for the gain of the initialisation."""
-    residual: bool = False
-    """Add the input of each encoder block to its output."""
-    attention: bool = False
-    """Attention gates on the skip connections."""
-    drop_block: bool = False
-    """DropBlock in training, in the three deepest levels: blocks of side 5, share rising to 0.1 over 10,000 passes."""
-    deep_supervision: bool = False
-    """Coarser levels predict too in training; the task weighs their losses."""
-    aux_heads: int = 2
-    """With deep_supervision: number of coarser levels that predict, starting at half resolution."""
-    width: int = 32
-    """Filters of the first level; they double in every level below."""
-    max_filters: int = 0
-    """Upper limit for the filters of a level; 0: 512 in 2D, 320 in 3D."""
-    weights: str = ""
-    """Initial weights: a run, or a file of torch with our names or those of the original's Lightning .ckpt; see
-    docs/weights.md. A head for another number of classes starts at random."""
-
-    def __post_init__(self) -> None:
-        if self.norm not in NORMS:
-            raise UsageError(f"model.norm='{self.norm}' is unknown; use one of {', '.join(NORMS)}")
-        if not 0 <= self.negative_slope <= 1:
-            raise UsageError(f"model.negative_slope={self.negative_slope} must be in [0, 1]; 0.01 is the published one")
-        for name in ("aux_heads", "width"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"model.{name}={getattr(self, name)} must be at least 1")
-        if self.max_filters and self.max_filters < self.width:
-            raise UsageError(
-                f"model.max_filters={self.max_filters} must not be below model.width={self.width}; "
-                f"0 means 512 in 2D and 320 in 3D"
-            )
-        if self.attention and self.width < 2:
-            raise UsageError(
-                f"model.attention halves the filters: model.width={self.width} is too small; use 2 or more"
-            )
-
-    def build(self, spec: DataSpec) -> Unet:
-        """Build the network for `spec`'s patch, spacing, channels and classes, with random weights."""
-        dim = len(spec.size)
-        if dim not in CONVS:
-            raise UsageError(
-                f"a U-Net is for slices or volumes, got a patch of {_text(spec.size)}; give 2 or 3 numbers"
-            )
-        if spec.spacing and len(spec.spacing) != dim:
-            raise UsageError(
-                f"the patch {_text(spec.size)} has {dim} axes but its spacing {len(spec.spacing)}; give as many"
-            )
-        kernels, strides = geometry(spec.size, spec.spacing or (1.0,) * dim)  # images have no spacing
-        levels = len(strides)
-        if levels < 2:
-            raise UsageError(
-                f"the patch {_text(spec.size)} is too small to be halved; one side must have {SMALLEST_STRIDED} or more"
-            )
-        multiples = [math.prod(axis) for axis in zip(*strides, strict=True)]
-        if any(side % multiple for side, multiple in zip(spec.size, multiples, strict=True)):
-            fitting = [-(-side // multiple) * multiple for side, multiple in zip(spec.size, multiples, strict=True)]
-            raise UsageError(
-                f"the patch {_text(spec.size)} cannot be halved and doubled again: its sides must be multiples of "
-                f"{_text(multiples)}, e.g. {_text(fitting)}"
-            )
-        if self.deep_supervision and self.aux_heads > levels - 2:
-            raise UsageError(
-                f"model.aux_heads={self.aux_heads}: the patch {_text(spec.size)} makes {levels} levels, of which "
-                f"{levels - 2} lie between the finest and the deepest; use at most that many, or no deep_supervision"
-            )
-        most = self.max_filters or MOST_FILTERS[dim]
-        return Unet(self, spec, filters(levels, self.width, most), kernels, strides)
-
-    def load_weights(self, model: nn.Module) -> LoadedWeights:
-        """Load `weights`, of our names or of the original's."""
-        if not self.weights:
-            return LoadedWeights()
-        assert isinstance(model, Unet)
-        ours = model.state_dict()
-        theirs = {original_name(name, len(model.filters), self.residual): name for name in ours}
-        found = read_weights(self.weights, {**{name: ours[our] for name, our in theirs.items()}, **ours})
-        if not any(name in ours for name in found.tensors):
-            tensors = {theirs.get(name, name): tensor for name, tensor in found.tensors.items()}
-            found = replace(found, tensors=tensors, names={our: name for name, our in theirs.items()})
-        # Heads of deep supervision, where this network has none or fewer.
-        unused = (
-            "deep_supervision_heads.",
-            *(f"heads.{level}." for level in range(len(model.heads), MOST_STRIDES)),
-        )
-        return copy_weights(model, found, head="heads.", unused=unused)
-
-    def start_from(self, model: nn.Module) -> str:
-        """Load `weights`; return a line that describes the levels chosen for the patch, and what was loaded."""
-        assert isinstance(model, Unet)
-        levels = self._levels(model)
-        return "; ".join(filter(None, (levels, self.load_weights(model).note)))
-
-    def _levels(self, model: Unet) -> str:
-        return (
-            f"U-Net for patches of {_text(model.patch)}: {len(model.filters)} levels, "
-            f"filters {' '.join(map(str, model.filters))}, kernels {' '.join(map(_text, model.kernels))}, "
-            f"strides {' '.join(map(_text, model.strides))}"
-        )
-
-    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
-        """Name the convolutions to the classes, also those of coarser levels."""
-        return ("heads.",)
 
 
 def original_name(ours: str, levels: int, residual: bool) -> str:
@@ -388,3 +275,61 @@ def make_norm(kind: str, channels: int, dim: int) -> nn.Module:
 
 def _text(axes: Sequence[int]) -> str:
     return "x".join(map(str, axes))
+
+
+def build(config: UnetConfig, spec: DataSpec) -> Unet:
+    """Build the network for `spec`'s patch, spacing, channels and classes, with random weights."""
+    dim = len(spec.size)
+    if dim not in CONVS:
+        raise UsageError(f"a U-Net is for slices or volumes, got a patch of {_text(spec.size)}; give 2 or 3 numbers")
+    if spec.spacing and len(spec.spacing) != dim:
+        raise UsageError(
+            f"the patch {_text(spec.size)} has {dim} axes but its spacing {len(spec.spacing)}; give as many"
+        )
+    kernels, strides = geometry(spec.size, spec.spacing or (1.0,) * dim)  # images have no spacing
+    levels = len(strides)
+    if levels < 2:
+        raise UsageError(
+            f"the patch {_text(spec.size)} is too small to be halved; one side must have {SMALLEST_STRIDED} or more"
+        )
+    multiples = [math.prod(axis) for axis in zip(*strides, strict=True)]
+    if any(side % multiple for side, multiple in zip(spec.size, multiples, strict=True)):
+        fitting = [-(-side // multiple) * multiple for side, multiple in zip(spec.size, multiples, strict=True)]
+        raise UsageError(
+            f"the patch {_text(spec.size)} cannot be halved and doubled again: its sides must be multiples of "
+            f"{_text(multiples)}, e.g. {_text(fitting)}"
+        )
+    if config.deep_supervision and config.aux_heads > levels - 2:
+        raise UsageError(
+            f"model.aux_heads={config.aux_heads}: the patch {_text(spec.size)} makes {levels} levels, of which "
+            f"{levels - 2} lie between the finest and the deepest; use at most that many, or no deep_supervision"
+        )
+    most = config.max_filters or MOST_FILTERS[dim]
+    return Unet(config, spec, filters(levels, config.width, most), kernels, strides)
+
+
+def load_weights(config: UnetConfig, model: nn.Module) -> LoadedWeights:
+    """Load the weights that the config names, of our names or of the original's."""
+    assert isinstance(model, Unet)
+    ours = model.state_dict()
+    theirs = {original_name(name, len(model.filters), config.residual): name for name in ours}
+    found = read_weights(config.weights, {**{name: ours[our] for name, our in theirs.items()}, **ours})
+    if not any(name in ours for name in found.tensors):
+        tensors = {theirs.get(name, name): tensor for name, tensor in found.tensors.items()}
+        found = replace(found, tensors=tensors, names={our: name for name, our in theirs.items()})
+    # Heads of deep supervision, where this network has none or fewer.
+    unused = (
+        "deep_supervision_heads.",
+        *(f"heads.{level}." for level in range(len(model.heads), MOST_STRIDES)),
+    )
+    return copy_weights(model, found, head="heads.", unused=unused)
+
+
+def describe(model: nn.Module) -> str:
+    """Describe the levels that were chosen for the patch."""
+    assert isinstance(model, Unet)
+    return (
+        f"U-Net for patches of {_text(model.patch)}: {len(model.filters)} levels, "
+        f"filters {' '.join(map(str, model.filters))}, kernels {' '.join(map(_text, model.kernels))}, "
+        f"strides {' '.join(map(_text, model.strides))}"
+    )
