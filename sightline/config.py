@@ -212,9 +212,11 @@ def _parse(
     recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, named(flags))}, run)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return _parse_named(recipe, run, flags)
+            recipe, run = _parse_named(recipe, run, flags)
     except (SystemExit, TypeError, ValueError):  # the whole parser words the error, or shows the help
-        return _parse_whole(name, recipe, run, flags)
+        recipe, run = _parse_whole(name, recipe, run, flags)
+    recipe.model.refuse_unknown()
+    return recipe, run
 
 
 def _parse_whole(name: str, recipe: Recipe, run: Run, flags: Sequence[str]) -> tuple[Recipe, Run]:
@@ -329,7 +331,9 @@ def from_json(values: Mapping[str, Any], name: str = "", flags: Sequence[str] = 
     except UsageError:
         with _blaming_the_checkpoint():  # where it cannot be used without the flags either
             for part in _parts(_holding(default, known)[0]).values():
-                dataclasses.replace(part)
+                made = dataclasses.replace(part)
+                if isinstance(made, ModelConfig):
+                    made.refuse_unknown()
         raise
 
 

@@ -314,6 +314,9 @@ class ModelConfig(Part, ABC):
 
     part = "model"
 
+    def refuse_unknown(self) -> None:
+        """Raise UsageError for a network that this installation does not have; asked before a run folder is made."""
+
     @abstractmethod
     def build(self, spec: DataSpec) -> nn.Module:
         """Build the network with random weights, drawn from torch's global generator."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from sightline.errors import UsageError
 from sightline.parts import DataSpec, LoadedWeights, ModelConfig
+from sightline.recipe.part import Above, AtLeast, AtMost
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,20 +23,6 @@ DEPTHS: tuple[Depth, ...] = get_args(Depth)
 TIMM = "timm:"  # begins the names of timm's networks
 SSD_SIZE = 300  # side in pixels of the image that steps and scales refer to
 SSD_LEVELS = 6
-RESNET_CHOICES: dict[str, tuple[str, ...]] = {
-    "version": ("v1", "v1.5", "v2", "v2_keras", "v2_ends"),
-    "stem": ("7x7", "3x3"),
-    "padding": ("torch", "same", "same_but_stem"),
-    "init": ("torch", "he_truncated", "variance_scaling", "glorot"),
-    "head_init": ("torch", "normal", "glorot"),
-}
-SSD_CHOICES: dict[str, tuple[object, ...]] = {
-    "depth": (18, 34),
-    "padding": ("torch", "same"),
-    "init": ("tf", "torch"),
-    "freeze": ("none", "first_block"),
-}
-UNET_NORMS = ("instance", "batch", "group")
 
 
 @dataclass(frozen=True)
@@ -48,11 +35,11 @@ class ResNetConfig(ModelConfig):
     """v1: stride in the first 1x1 of a bottleneck; v1.5: in its 3x3; v2: pre-activation, stride in the 3x3;
     v2_keras: pre-activation as in keras.applications, stride in the last block of a stage; v2_ends: blocks of v1.5, but
     no norm after the stem and one before the head, as TensorFlow's script builds ResNeXt of version 2."""
-    width: int = 64
+    width: Annotated[int, AtLeast(1, "64 is the published width")] = 64
     """Channels of the first stage; they double in every later stage."""
-    groups: int = 1
+    groups: Annotated[int, AtLeast(1, "ResNeXt 32x4d has 32 groups of 4 channels")] = 1
     """Groups of the 3x3 in a bottleneck; ResNeXt-101 32x4d has 32."""
-    group_width: int = 64
+    group_width: Annotated[int, AtLeast(1, "ResNeXt 32x4d has 32 groups of 4 channels")] = 64
     """Channels per group in the first stage, for width 64; ResNeXt-101 32x4d has 4."""
     stem: Literal["7x7", "3x3"] = "7x7"
     """7x7: stride 2 and max-pool, as published; 3x3: stride 1, no pool, for images of about 32 pixels."""
@@ -63,9 +50,9 @@ class ResNetConfig(ModelConfig):
     """Depth 18 and 34: project in the first stage too, although shapes do not need it, as in TensorFlow's script."""
     bias: bool = False
     """v1 and v1.5: a bias in every convolution, although a batch-norm follows, as in keras.applications."""
-    bn_momentum: float = 0.1
+    bn_momentum: Annotated[float, Above(0), AtMost(1, "this is torch's momentum: Keras's 0.9 is 0.1 here")] = 0.1
     """Weight of the newest batch in the running statistics. Keras uses the complement: its 0.99 is 0.01 here."""
-    bn_eps: float = 1e-5
+    bn_eps: Annotated[float, Above(0, "e.g. 1e-5")] = 1e-5
     """Added to the variance in every batch-norm."""
     init: Literal["torch", "he_truncated", "variance_scaling", "glorot"] = "torch"
     """Initial convolutions. torch: normal, variance 2/fan_out; he_truncated, variance_scaling: normal truncated at
@@ -78,30 +65,8 @@ class ResNetConfig(ModelConfig):
     """Initial weights: a run, a file of torch or Keras, the prefix of a TensorFlow checkpoint, torchvision:NAME or
     timm:NAME; see docs/weights.md. A head for another number of classes starts at random."""
 
-    def __post_init__(self) -> None:
-        if self.depth not in DEPTHS:
-            raise UsageError(f"model.depth={self.depth} is not a ResNet; use one of {', '.join(map(str, DEPTHS))}")
-        for name, known in RESNET_CHOICES.items():
-            if (found := getattr(self, name)) not in known:
-                raise UsageError(f"model.{name}='{found}' is unknown; use one of {', '.join(known)}")
-        if self.width < 1:
-            raise UsageError(f"model.width={self.width} must be at least 1; 64 is the published width")
-        if not 0 < self.bn_momentum <= 1:
-            raise UsageError(
-                f"model.bn_momentum={self.bn_momentum} must be above 0 and at most 1; "
-                f"this is torch's momentum: Keras's 0.9 is 0.1 here"
-            )
-        if not 0 < self.bn_eps < math.inf:
-            raise UsageError(f"model.bn_eps={self.bn_eps} must be above 0, e.g. 1e-5")
-        self._check_blocks()
-        self._check_version()
-
-    def _check_blocks(self) -> None:
-        if self.groups < 1 or self.group_width < 1:
-            raise UsageError(
-                f"model.groups={self.groups} and model.group_width={self.group_width} must be at least 1; "
-                f"ResNeXt 32x4d has 32 and 4"
-            )
+    def check(self) -> None:
+        super().check()
         if not self.has_bottlenecks and (self.groups, self.group_width) != (1, 64):
             raise UsageError(
                 f"model.groups={self.groups} and model.group_width={self.group_width} are for bottlenecks; "
@@ -118,8 +83,6 @@ class ResNetConfig(ModelConfig):
                 f"model.project_every_stage is for depth 18 and 34; "
                 f"every stage of depth={self.depth} starts with a projection anyway"
             )
-
-    def _check_version(self) -> None:
         if self.version == "v2_keras" and not self.has_bottlenecks:
             raise UsageError(f"model.version=v2_keras has bottlenecks only, not depth={self.depth}; use 50 or more")
         if self.version == "v2_keras" and self.padding != "torch":
@@ -226,11 +189,12 @@ class ArchConfig(ModelConfig):
         """Return whether the network is one of timm's."""
         return self.arch.startswith(TIMM)
 
-    def __post_init__(self) -> None:
-        self.refuse_unknown()
+    def check(self) -> None:
+        super().check()
         if self.arch in OURS:
             self.resnet()  # raises if the fields cannot be combined
         elif self.zero_init_residual:
+            self.refuse_unknown()
             raise UsageError(f"model.zero_init_residual is for our ResNets such as resnet50, not for {self.arch}")
 
     def resnet(self) -> ResNetConfig:
@@ -272,6 +236,7 @@ class ArchConfig(ModelConfig):
         """Return what timm knows about its images; torchvision's weights are for the defaults of `data`."""
         if not self.is_timm:
             return {}
+        self.refuse_unknown()
         from sightline.models import timm_arch
 
         return timm_arch.data_fields(self.arch)
@@ -287,22 +252,37 @@ class SsdConfig(ModelConfig):
 
     depth: Literal[18, 34] = 34
     """Depth of the ResNet whose first stages are the trunk; 34 is the published one."""
-    width: int = 64
+    width: Annotated[int, AtLeast(1, "64 is the published width")] = 64
     """Channels of the trunk's first stage; all other layers scale with it."""
     padding: Literal["torch", "same"] = "torch"
     """Padding of the pool and of strided convolutions. torch: equal on both sides, for torchvision's weights; same:
     TensorFlow's SAME, with the odd pixel at the end, for its weights. The stem always has 3 on both sides."""
-    steps: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0, 100.0, 300.0)
+    steps: Annotated[tuple[float, ...], Above(0, f"pixels of a {SSD_SIZE} image")] = (
+        8.0,
+        16.0,
+        32.0,
+        64.0,
+        100.0,
+        300.0,
+    )
     """Pixels between cells, per level. The first four are the network's strides for any image size. The others are
     for 300 pixels and scale so that the cells cover an image of any size."""
-    scales: tuple[float, ...] = (21.0, 45.0, 99.0, 153.0, 207.0, 261.0, 315.0)
+    scales: Annotated[tuple[float, ...], Above(0, "pixels of a 300 image")] = (
+        21.0,
+        45.0,
+        99.0,
+        153.0,
+        207.0,
+        261.0,
+        315.0,
+    )
     """Side of each level's square boxes in a 300-pixel image, and of one more level; they scale with the image."""
     ratios: tuple[str, ...] = ("2", "2,3", "2,3", "2,3", "2", "2")
     """Aspect ratios of the other boxes, per level, separated by commas; each gives a wide and a tall box."""
     init: Literal["tf", "torch"] = "tf"
     """Initialisation. tf: trunk normal, truncated at two deviations, variance 1/fan_in, every block starts as the
     identity; the rest Glorot, bias 0. torch: trunk as in torchvision, the rest Glorot with torch's biases."""
-    bn_momentum: float = 0.1
+    bn_momentum: Annotated[float, Above(0), AtMost(1, "this is torch's momentum: TensorFlow's 0.9 is 0.1 here")] = 0.1
     """Weight of the newest batch in the running statistics. TensorFlow uses the complement: its 0.9 is 0.1 here."""
     freeze: Literal["none", "first_block"] = "none"
     """first_block: freeze the weights of the stem, the first 3x3 after it and their batch-norms; the running
@@ -312,27 +292,13 @@ class SsdConfig(ModelConfig):
     torch, the prefix of a TensorFlow checkpoint such as model.ckpt-28152, torchvision:NAME or timm:NAME; see
     docs/weights.md. Heads for another number of classes start at random."""
 
-    def __post_init__(self) -> None:
-        for name, known in SSD_CHOICES.items():
-            if (found := getattr(self, name)) not in known:
-                raise UsageError(f"model.{name}={found} is unknown; use one of {', '.join(map(str, known))}")
-        if self.width < 1:
-            raise UsageError(f"model.width={self.width} must be at least 1; 64 is the published width")
-        if not 0 < self.bn_momentum <= 1:
-            raise UsageError(
-                f"model.bn_momentum={self.bn_momentum} must be above 0 and at most 1; "
-                f"this is torch's momentum: TensorFlow's 0.9 is 0.1 here"
-            )
+    def check(self) -> None:
+        super().check()
         for name, count in (("steps", SSD_LEVELS), ("scales", SSD_LEVELS + 1), ("ratios", SSD_LEVELS)):
             if len(getattr(self, name)) != count:
                 raise UsageError(
                     f"model.{name} has {len(getattr(self, name))} entries; expected {count}, for {SSD_LEVELS} levels"
                     + (" and one more" if count > SSD_LEVELS else "")
-                )
-        for name in ("steps", "scales"):
-            if not all(0 < value < math.inf for value in getattr(self, name)):
-                raise UsageError(
-                    f"model.{name}={getattr(self, name)} must all be above 0: pixels of a {SSD_SIZE} image"
                 )
         self.parsed_ratios()
 
@@ -381,7 +347,7 @@ class UnetConfig(ModelConfig):
 
     norm: Literal["instance", "batch", "group"] = "instance"
     """Norm after every convolution; group uses gcd(32, channels) groups."""
-    negative_slope: float = 0.01
+    negative_slope: Annotated[float, AtLeast(0), AtMost(1, "0.01 is the published one")] = 0.01
     """Negative slope of the leaky ReLU, also used for the gain of the initialisation."""
     residual: bool = False
     """Add the input of each encoder block to its output."""
@@ -391,24 +357,18 @@ class UnetConfig(ModelConfig):
     """DropBlock in training, in the three deepest levels: blocks of side 5, share rising to 0.1 over 10,000 passes."""
     deep_supervision: bool = False
     """Coarser levels predict too in training; the task weighs their losses."""
-    aux_heads: int = 2
+    aux_heads: Annotated[int, AtLeast(1)] = 2
     """With deep_supervision: number of coarser levels that predict, starting at half resolution."""
-    width: int = 32
+    width: Annotated[int, AtLeast(1)] = 32
     """Filters of the first level; they double in every level below."""
-    max_filters: int = 0
+    max_filters: Annotated[int, AtLeast(0, "0 is 512 in 2D and 320 in 3D")] = 0
     """Upper limit for the filters of a level; 0: 512 in 2D, 320 in 3D."""
     weights: str = ""
     """Initial weights: a run, or a file of torch with our names or those of the original's Lightning .ckpt; see
     docs/weights.md. A head for another number of classes starts at random."""
 
-    def __post_init__(self) -> None:
-        if self.norm not in UNET_NORMS:
-            raise UsageError(f"model.norm='{self.norm}' is unknown; use one of {', '.join(UNET_NORMS)}")
-        if not 0 <= self.negative_slope <= 1:
-            raise UsageError(f"model.negative_slope={self.negative_slope} must be in [0, 1]; 0.01 is the published one")
-        for name in ("aux_heads", "width"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"model.{name}={getattr(self, name)} must be at least 1")
+    def check(self) -> None:
+        super().check()
         if self.max_filters and self.max_filters < self.width:
             raise UsageError(
                 f"model.max_filters={self.max_filters} must not be below model.width={self.width}; "

@@ -119,7 +119,7 @@ def test_starting_weights_are_loaded_and_the_head_may_differ(tmp_path):
 )
 def test_impossible_names_are_usage_errors(fields, message):
     with pytest.raises(UsageError, match=message):
-        ArchConfig(**fields)
+        ArchConfig(**fields).build(SPEC)
 
 
 def old_densenet(name: str) -> str:

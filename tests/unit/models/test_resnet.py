@@ -161,7 +161,7 @@ def test_forward_is_one_graph_for_the_compiler():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"depth": 20}, "model.depth=20 is not a ResNet; use one of 18, 34, 50, 101, 152"),
+        ({"depth": 20}, "model.depth=20 is unknown; use one of 18, 34, 50, 101, 152"),
         ({"width": 0}, "model.width=0 must be at least 1"),
         ({"stem": "5x5"}, "model.stem='5x5' is unknown; use one of 7x7, 3x3"),
     ],

@@ -273,7 +273,7 @@ def test_zero_init_residual_works_for_resnext():
         ({"padding": "valid"}, "model.padding='valid' is unknown; use one of torch, same, same_but_stem"),
         ({"init": "zeros"}, "model.init='zeros' is unknown"),
         ({"head_init": "zeros"}, "model.head_init='zeros' is unknown"),
-        ({"groups": 0}, "model.groups=0 and model.group_width=64 must be at least 1"),
+        ({"groups": 0}, "model.groups=0 must be at least 1"),
         ({"depth": 18, "groups": 32}, "depth=18 has basic blocks, use a depth of 50 or more"),
         ({"depth": 34, "group_width": 4}, "are for bottlenecks"),
         ({"width": 24, "group_width": 4}, "makes groups of 1.5 channels"),
@@ -283,10 +283,10 @@ def test_zero_init_residual_works_for_resnext():
         ({"version": "v2_keras", "padding": "same"}, "model.padding=same cannot be combined with version=v2_keras"),
         ({"version": "v2", "bias": True}, "model.bias is for v1 and v1.5"),
         ({"version": "v2", "zero_init_residual": True}, "a block that starts at 0 would stay at 0"),
-        ({"bn_momentum": 0.0}, "model.bn_momentum=0.0 must be above 0"),
-        ({"bn_momentum": 1.5}, "model.bn_momentum=1.5 must be above 0 and at most 1"),
-        ({"bn_eps": 0.0}, "model.bn_eps=0.0 must be above 0"),
-        ({"bn_eps": math.nan}, "model.bn_eps=nan must be above 0"),
+        ({"bn_momentum": 0.0}, "model.bn_momentum=0.0 must be in (0, 1]"),
+        ({"bn_momentum": 1.5}, "model.bn_momentum=1.5 must be in (0, 1]"),
+        ({"bn_eps": 0.0}, "model.bn_eps=0.0 must be a finite number, above 0"),
+        ({"bn_eps": math.nan}, "model.bn_eps=nan must be a finite number, above 0"),
     ],
 )
 def test_impossible_combinations_are_usage_errors(fields, message):

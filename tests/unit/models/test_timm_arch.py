@@ -60,16 +60,16 @@ def test_other_networks_leave_the_data_as_the_recipe_has_them():
 
 def test_an_unknown_name_is_refused_with_near_ones():
     with pytest.raises(UsageError, match=r"'timm:resnet5O' is unknown to timm .*did you mean timm:resnet50"):
-        ArchConfig("timm:resnet5O")
+        ArchConfig("timm:resnet5O").refuse_unknown()
     with pytest.raises(UsageError, match=r"'timm:test_vit.no_tag' is unknown to timm .*did you mean timm:test_vit,"):
-        ArchConfig("timm:test_vit.no_tag")
+        ArchConfig("timm:test_vit.no_tag").data_fields()
     assert ArchConfig("timm:test_vit.r160_in1k").data_fields()["size"] == 160
 
 
 def test_without_timm_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UsageError, match=r"'timm:resnet50' needs timm, .* install it with `pip install timm`"):
-        ArchConfig("timm:resnet50")
+        ArchConfig("timm:resnet50").build(SPEC)
 
 
 def test_it_trains_and_is_evaluated(tmp_path: Path):
