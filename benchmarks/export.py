@@ -103,7 +103,7 @@ def measure(name: str, format_name: str, batches: list[int], folder: Path, flags
     if formats.find(format_name).RUNS:
         recipe, run = config.load(name, flags)
         spec = spec_of(recipe)
-        served = Served(network(recipe, run, spec), recipe.task, recipe.data.served(spec), raw=False).eval()
+        served = Served(network(recipe, run, spec), recipe.task.build(), recipe.data.served(spec), raw=False).eval()
         loaded = formats.find(format_name).load(path)
         for batch in batches if len(spec.size) == 2 else batches[:1]:
             images = served.random_input(batch)

@@ -27,7 +27,7 @@ from sightline.fields import named
 from sightline.files import plain_yaml
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import hints_of, short, typed
-from sightline.parts import DataConfig, ModelConfig, Task
+from sightline.parts import DataConfig, ModelConfig, TaskConfig
 from sightline.train.config import TrainConfig as TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
@@ -155,7 +155,7 @@ class Recipe:
     name: tyro.conf.Suppress[str]
     model: ModelConfig
     data: DataConfig
-    task: Task
+    task: TaskConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     train: TrainConfig

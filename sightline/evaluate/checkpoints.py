@@ -107,7 +107,7 @@ class Trained:
 
     def showing(self, options: PredictOptions) -> Task:
         """Return the task whose `predict` keeps all that these options ask to see."""
-        return self.recipe.task.showing(options)
+        return self.recipe.task.build().showing(options)
 
     def predict(self, task: Task, model: nn.Module, bound: Bound, loaded: Batch) -> tuple[dict[str, Tensor], Batch]:
         """Return the predictions for a batch of the loader, and the batch as the network was fed."""

@@ -58,7 +58,7 @@ class Ensemble(Trained):
         assert isinstance(model, Networks)
         total, batch, has_classes = torch.zeros(0), loaded, False
         for number, (member, network) in enumerate(zip(self.members, model, strict=True)):
-            found, batch = member.predict(member.recipe.task, network, bound, loaded)
+            found, batch = member.predict(member.recipe.task.build(), network, bound, loaded)
             part, has_classes = _log_probabilities(found["logits"], task.activation), "classes" in found
             total = torch.logaddexp(total, part) if number else part
         logits = total - math.log(len(self.members))

@@ -125,7 +125,7 @@ def _volumes(trained: Trained) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         loader.seek("val", 0, total)
         for number in range(total):
             evaluation.log.evaluating(number, total, number, total)
-            found, batch = trained.predict(trained.recipe.task, model, bound, loader.next("val"))
+            found, batch = trained.predict(trained.recipe.task.build(), model, bound, loader.next("val"))
             keys = ("index", "valid", "volume", "label")
             rows = (batch[key].cpu().numpy() for key in keys)
             extents = batch["extent"].tolist() if "extent" in batch else [None] * len(batch["index"])

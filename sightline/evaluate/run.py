@@ -34,7 +34,7 @@ def evaluate(
     on_batch: Callable[[int, int], None],
 ) -> Scores:
     """Score `model` on the loader's "val" feed; `on_batch(done, total)` is called between batches."""
-    task, precision = recipe.task, recipe.train.eval_precision
+    task, precision = recipe.task.build(), recipe.train.eval_precision
     shares = World() if recipe.train.eval_shards == "full" else world  # whose counts belong together
     dataset = bound.dataset
     model.eval()

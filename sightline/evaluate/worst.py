@@ -26,7 +26,7 @@ def draw_worst(
     A few samples are loaded once more and, where the task needs it, predicted once more by the `network` that these are
     the scores of; one rank does this alone.
     """
-    task, spec, source = recipe.task, bound.dataset.spec, bound.on_host or bound
+    task, spec, source = recipe.task.build(), bound.dataset.spec, bound.on_host or bound
     model = functools.cache(lambda: network().eval())  # it may be read from a checkpoint: once, if at all
     loaded: dict[int, Arrays] = {}
     for row in scores.worst[: task.drawn]:

@@ -98,7 +98,7 @@ def _serve(trained: Trained, raw: bool) -> Served:
             f"{trained.path} holds weights that are not finite: {first_of(bad)}; its training had "
             f"diverged, choose an earlier checkpoint with --checkpoint"
         )
-    return Served(model, recipe.task, recipe.data.served(trained.spec), raw).eval()
+    return Served(model, recipe.task.build(), recipe.data.served(trained.spec), raw).eval()
 
 
 def _inputs(trained: Trained, served: Served, say: Callable[[str], None]) -> Inputs:

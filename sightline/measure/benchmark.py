@@ -292,7 +292,7 @@ def _measure_steps(
 
 def _peers_of(recipe: Recipe, run: Run, ours: peers.Ours) -> tuple[list[Maker], list[str]]:
     """Return the steps that users of such a network would run instead, and what was left out and why."""
-    task = recipe.task
+    task = recipe.task.build()
     if not task.peers:
         raise UsageError(f"--peers: {type(task).__name__} names nothing to compare with (peers); leave --peers out")
     named = importlib.import_module(f"sightline.measure.peers_{task.peers}")

@@ -105,7 +105,7 @@ class OurPredictions(Contender):
         is_real: bool,
         timed: tuple[int, int],
     ):
-        self.recipe = recipe
+        self.task = recipe.task.build()
         self.bound = bound
         self.loader = loader
         self.device = device
@@ -132,7 +132,7 @@ class OurPredictions(Contender):
         raw = self.batches[self.number % BATCHES] if self.batches else self.loader.next("val")
         batch = self.bound.finish(raw, DTYPES[self.precision])
         with autocast(self.device, self.precision):
-            self.recipe.task.predict(self.model, batch)
+            self.task.predict(self.model, batch)
         self.number += 1
 
     def waited_s(self) -> float:

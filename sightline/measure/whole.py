@@ -171,7 +171,7 @@ def _peer_of(recipe: Recipe, run: Run, device: Device) -> tuple[dict[str, Any], 
     named = importlib.import_module(f"sightline.measure.peers_{recipe.task.peers}") if recipe.task.peers else None
     plain_loop = getattr(named, "plain_loop", None)
     if plain_loop is None:
-        return {}, f"there is none for {type(recipe.task).__name__}"
+        return {}, f"there is none for {type(recipe.task.build()).__name__}"
     try:
         options = plain_loop(recipe)
     except UsageError as error:

@@ -116,7 +116,8 @@ def _keep_sheet(folder: Path, recipe: Recipe, bound: Bound, order: Order) -> str
     bad = BadSamples(data.on_bad_sample, data.max_bad_samples, lambda _: None)  # the training has told of them
     try:
         (folder / SHEET).unlink(missing_ok=True)  # of other data
-        drawn = samples.draw_samples(bound, order, recipe.task, bad, MOST_VALUES, lambda: time.monotonic() > deadline)
+        task = recipe.task.build()
+        drawn = samples.draw_samples(bound, order, task, bad, MOST_VALUES, lambda: time.monotonic() > deadline)
         words = f"{drawn.words()}; seed {recipe.train.seed}"
         image = samples.sheet(drawn, f"{recipe.name}: {words}")
         packed = io.BytesIO()

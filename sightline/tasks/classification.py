@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline import results
-from sightline.errors import UsageError
 from sightline.evaluate.average_precision import AveragePrecision, binary_loss
 from sightline.evaluate.topk import TopK
 from sightline.parts import (
@@ -47,23 +46,12 @@ from sightline.parts import (
 from sightline.report.beside import image_alone
 from sightline.report.findings import classes_found, labels_found, labels_of
 from sightline.report.predictions import Predictions
+from sightline.tasks.config import ClassificationConfig
 
 
 @dataclass(frozen=True)
-class Classification(Task):
+class Classification(Task, ClassificationConfig):
     """Cross entropy and top-k accuracy."""
-
-    label_smoothing: float = 0.0
-    """Share of the target spread evenly over all classes."""
-
-    headline = "top1"
-    peers = "classification"
-    drawn = 12
-    activation = "softmax"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise UsageError(f"task.label_smoothing={self.label_smoothing} must be in [0, 1)")
 
     def for_data(self, spec: DataSpec) -> Task:
         """Return the task for several labels per image if these data have them."""

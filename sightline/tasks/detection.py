@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 
 from sightline import results
 from sightline.boxes import decode
-from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
 from sightline.evaluate.nms import best_boxes
 from sightline.evaluate.nms_in_graph import best_boxes_in_graph
@@ -39,40 +37,15 @@ from sightline.parts import (
 from sightline.report.beside import boxes_beside
 from sightline.report.findings import boxes_found, true_boxes
 from sightline.report.predictions import Predictions
+from sightline.tasks.config import DetectionConfig
 from sightline.tasks.matching import hard_negatives, match
 
 BestBoxes = Callable[[Tensor, Tensor, float, float, int, int], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Detection(Task):
+class Detection(Task, DetectionConfig):
     """The loss of SSD and COCO's average precision."""
-
-    lineage: Literal["tf", "mlperf"] = "tf"
-    """Rules of matching. tf: an anchor matches from IoU 0.5 on, and one that two boxes claim goes to the first of them;
-    mlperf: above 0.5, and to the last."""
-    score_threshold: float = 0.05
-    """A detection needs a higher score than this."""
-    nms_iou: float = 0.5
-    """IoU from which on two detections of one class count as the same: the one with the lower score is dropped."""
-    candidates: int = 200
-    """Anchors with the highest scores that are looked at, per class and image."""
-    per_image: int = 200
-    """Detections that are kept per image; COCO's scores count the best 100."""
-
-    headline = "ap"
-    peers = "detection"
-    drawn = 8
-    decodes = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.score_threshold < 1:
-            raise UsageError(f"task.score_threshold={self.score_threshold} must be in [0, 1); the original has 0.05")
-        if not 0 < self.nms_iou <= 1:
-            raise UsageError(f"task.nms_iou={self.nms_iou} must be in (0, 1]; the original has 0.5")
-        for name in ("candidates", "per_image"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"task.{name}={getattr(self, name)} must be at least 1; the original has 200")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return, per image, cross entropy of matched anchors and hard negatives plus Huber loss of matched offsets,

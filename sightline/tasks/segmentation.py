@@ -36,43 +36,14 @@ from sightline.parts import (
 )
 from sightline.report.beside import mask_colours, masks_beside
 from sightline.report.volumes import VolumePredictions, mask_of, probabilities, scores_of_row
+from sightline.tasks.config import SegmentationConfig
 
 BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
 
 
 @dataclass(frozen=True)
-class Segmentation(Task):
+class Segmentation(Task, SegmentationConfig):
     """Soft Dice and cross entropy; Dice of whole volumes."""
-
-    voxel_loss: Literal["ce", "focal"] = "ce"
-    """Added to the Dice loss: cross entropy, or the focal loss with gamma 2; means over all voxels."""
-    supervision: Literal["original", "exact"] = "original"
-    """With deep supervision output i of n weighs 0.5^i: times 1 / (2 - 2^-n) as in the original, where n = 3 gives 0.93
-    in all, or divided by their sum."""
-    dice_over: Literal["local", "world"] = "local"
-    """Samples over which the Dice of a batch sums: those of the device, as in the original, or of all devices."""
-    tta: bool = False
-    """Mean of the scores of the image and of all its mirror images; 4 times the work for slices, 8 for volumes."""
-    overlap: float = 0.5
-    """Share of a window that the next one covers, for images larger than the network's patch."""
-    blend: Literal["gaussian", "constant"] = "gaussian"
-    """Average of overlapping windows: by a weight that falls towards their edges, or evenly."""
-    window_batch: int = 64
-    """Windows that go through the network at once; where a split holds slices, its own batches count."""
-    regions: Literal["none", "brats"] = "none"
-    """brats also scores whole tumour, tumour core and enhancing tumour, in the labels of Decathlon task 01."""
-
-    headline = "dice"
-    batch_loss = "the Dice loss"
-    peers = "segmentation"
-    drawn = 6
-    activation = "softmax"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.overlap < 1:
-            raise UsageError(f"task.overlap={self.overlap} must be in [0, 1); the original has 0.5")
-        if self.window_batch < 1:
-            raise UsageError(f"task.window_batch={self.window_batch} must be at least 1, e.g. 64 for slices")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the Dice loss, background excluded, of sums over the whole batch, plus cross entropy or focal loss.

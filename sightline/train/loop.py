@@ -184,7 +184,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
 
 def _score_names(recipe: Recipe, data: Dataset, device: Device) -> tuple[str, ...]:
     """Return the names of an evaluation's scores, as far as they are known; refuse a schedule that watches another."""
-    names = recipe.task.metric(data.spec, device.torch_device).names()
+    names = recipe.task.build().metric(data.spec, device.torch_device).names()
     refuse_unwatchable(recipe.schedule, names)
     return names or (recipe.task.headline,)
 

@@ -49,14 +49,14 @@ def build_step(
         raise UsageError(f"--run.graph on needs one CUDA device, here are {world.size} {device.kind}; use auto or off")
     if run.compile == "on" and not device.compile_backend:
         raise UsageError(f"--run.compile on: there is no compiler for {device.kind}; use auto or off")
-    finish, dtype = bound.finish, DTYPES[recipe.train.precision]
+    task, finish, dtype = recipe.task.build(), bound.finish, DTYPES[recipe.train.precision]
 
     def build_loss(compiles: bool) -> tuple[nn.Module, LossOf]:
         network = _distributed(recipe, run, device, world, state) if world.size > 1 else state.model
 
         def loss_of(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
             with autocast(device, recipe.train.precision):
-                loss = recipe.task.loss(network, finish(part, dtype))
+                loss = task.loss(network, finish(part, dtype))
             return loss.total, loss.sums
 
         return network, _compiled(loss_of, device, recipe.train.deterministic) if compiles else loss_of

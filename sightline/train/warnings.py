@@ -91,7 +91,7 @@ def no_weights(recipe: Recipe) -> str:
 
 def few_images(recipe: Recipe, images: int) -> str:
     """Warn about random weights and fewer images than they can learn from."""
-    task, path = type(recipe.task).__name__, str(getattr(recipe.data, "path", ""))
+    task, path = type(recipe.task.build()).__name__, str(getattr(recipe.data, "path", ""))
     better = f"finetune_{task.lower()}"
     weights = getattr(recipe.model, "weights", "")
     is_other = task not in WEIGHTS_FOR or recipe.name == better or path.startswith("synthetic:")

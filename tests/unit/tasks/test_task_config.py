@@ -1,0 +1,47 @@
+"""The fields of a task without torch, the task that they build, and a task of a user's own."""
+
+from dataclasses import asdict, dataclass, fields
+
+import pytest
+
+from sightline.errors import UsageError
+from sightline.parts import DataSpec, Task
+from sightline.tasks.classification import Classification, MultiLabel
+from sightline.tasks.config import ClassificationConfig, DetectionConfig, SegmentationConfig
+
+SPEC = DataSpec(("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
+ABOUT = ("headline", "drawn", "peers", "batch_loss", "activation", "decodes")
+CONFIGS = [
+    ClassificationConfig(label_smoothing=0.2),
+    DetectionConfig(lineage="mlperf", per_image=7),
+    SegmentationConfig(overlap=0.25, tta=True),
+]
+
+
+@dataclass(frozen=True)
+class Focal(Classification):
+    gamma: float = 2.0
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_it_builds_the_task_with_its_fields(config):
+    task = config.build()
+    assert isinstance(task, Task) and type(task).__name__ == type(config).__name__.removesuffix("Config")
+    assert asdict(task) == asdict(config) and task.build() is task
+    assert all(getattr(task, name) == getattr(config, name) for name in ABOUT)
+    assert type(config.for_data(SPEC)) is type(task)
+
+
+def test_data_with_several_labels_per_image_choose_another_loss():
+    several = DataSpec(("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3, multi_label=True)
+    assert CONFIGS[0].for_data(several) == MultiLabel(0.2)
+
+
+def test_a_task_of_a_users_own_needs_no_second_class():
+    focal = Focal(label_smoothing=0.1)
+    assert focal.build() is focal is focal.for_data(SPEC) and focal.headline == "top1"
+    assert [field.name for field in fields(focal)] == ["label_smoothing", "gamma"]
+    with pytest.raises(UsageError, match=r"task.label_smoothing=1.0 must be in \[0, 1\)"):
+        Focal(label_smoothing=1.0)
+    with pytest.raises(UsageError, match="task.gamma=nan must be a finite number"):
+        Focal(gamma=float("nan"))
