@@ -1,4 +1,4 @@
-"""Recipe and Run, and how they flow: recipe function, then YAML, then flags, then frozen objects, then config.yaml.
+"""How Recipe and Run flow: recipe function, then YAML, then flags, then frozen objects, then config.yaml.
 
 The only file that knows tyro; files/plain_yaml.py reads YAML.
 """
@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 import yaml
@@ -28,6 +28,8 @@ from sightline.files import plain_yaml
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import hints_of, short, typed
 from sightline.parts import DataConfig, ModelConfig, TaskConfig
+from sightline.recipe.recipe import Recipe as Recipe
+from sightline.recipe.recipe import Run as Run
 from sightline.train.config import TrainConfig as TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
@@ -38,119 +40,8 @@ RULES = ("\u256d", "\u2500", "---")  # beginnings of the lines that tyro draws a
 
 
 @dataclass(frozen=True)
-class Run:
-    """The place and the way of a run; nothing here is compared on resume."""
-
-    out: str = ""
-    """Run folder; default runs/RECIPE."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:1, xpu, hpu, mps, npu."""
-    devices: int = 0
-    """Local ranks, one device each, that train, evaluate, predict and benchmark start; 0: those a launcher started."""
-    threads: int = 0
-    """CPU threads of the training process; 0 leaves torch's choice. Equal bits need equal threads."""
-    max_cpus: int = 0
-    """Bind each rank and its loader processes to the first N CPUs it may use (all ranks of a host to the same); torch
-    takes no more threads than these. 0 is off."""
-    affinity: Literal[
-        "disabled", "socket", "single", "single_unique", "socket_unique_interleaved", "socket_unique_continuous"
-    ] = "disabled"
-    """Bind each rank and its loader processes to CPUs beside its device. socket: all of that socket; single: its first
-    one; single_unique: one that no other rank has; socket_unique: an even share of the socket's cores, every so many of
-    them (interleaved) or neighbours (continuous). torch takes no more threads than these."""
-    workers: int = -1
-    """Loader processes per rank; 0 loads in the training process, -1 chooses from the cores."""
-    prefetch: int = 3
-    """Batches prepared ahead."""
-    device_prefetch: bool = True
-    """Copy, and decode, the next batch on a stream of its own while the step runs; batches are the same without."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of forward, loss and backward. auto: on CUDA where it pays: the run starts without, times 30 steps,
-    and compiles if enough is left; with --train.deterministic if it has 10,000 steps. docs/startup.md."""
-    kernels: Literal["auto", "off"] = "auto"
-    """Our own kernels where they apply, which is on CUDA only; off: plain torch, equal within rounding."""
-    graph: Literal["auto", "on", "off"] = "auto"
-    """The whole step as one CUDA graph; auto is on for one CUDA device."""
-    bucket_mb: int = 25
-    """Several ranks: MiB of gradients that are exchanged at once, while those of earlier layers are still computed. The
-    default is torch's, which sends a first 1 MiB early; with others the first is as large as the rest."""
-    reduce: Literal["flat", "hierarchical"] = "flat"
-    """Several ranks: flat: the backend's sum of gradients over all; hierarchical: within each host, then between hosts,
-    then handed out within each, for hosts whose ranks are better connected than the hosts are."""
-    warmup_steps: int = 0
-    """Dummy steps on the first batch before the run, so that none of the run's own steps compiles or allocates; all
-    they change is put back."""
-    channels_last: bool = True
-    """Memory format of images and weights; faster for convolutions almost everywhere."""
-    log_every_steps: int = 10
-    """Steps between log lines; each line costs one synchronisation with the device."""
-    checkpoint_initial: bool = False
-    """Also save before the first step."""
-    checkpoint_every_epochs: int = 1
-    """Epochs between checkpoints; the last epoch, and one that scored best so far, are always saved."""
-    checkpoint_every_steps: int = 0
-    """Steps between checkpoints within an epoch, besides those when epochs end."""
-    save_in_background: bool = True
-    """Write checkpoints while training continues, from a copy that takes as much host memory on rank 0; off: training
-    waits for the disk. What a run ends with is always waited for."""
-    keep: int = 2
-    """Newest checkpoints kept; the best one is kept besides."""
-    resume: str = "auto"
-    """auto: resume where the run folder stands; never: refuse a folder that holds checkpoints; PATH: resume from it."""
-    override: bool = False
-    """Resume although the recipe or the data changed; the model must still fit."""
-    on_nan: Literal["stop", "skip", "rewind"] = "stop"
-    """A step that is not finite: stop with exit 5; skip it; rewind to the last checkpoint and skip it this time."""
-    max_bad_steps: int = 20
-    """on_nan skip, rewind: how many such steps end the run after all."""
-    tensorboard: bool = False
-    """Write TensorBoard events with hparams into the run folder; needs `pip install sightline[tensorboard]`."""
-    tensorboard_every_steps: int = 0
-    """tensorboard: steps between points of training, a multiple of --run.log-every-steps; 0: every log line."""
-    benchmark_log: str = ""
-    """Folder for metric.log (JSON lines) and benchmark_run.log, as the TensorFlow benchmark logger writes them."""
-    test_id: str = ""
-    """benchmark_log: what this run is called in benchmark_run.log."""
-    report: Literal["auto", "off"] = "auto"
-    """auto: draw samples and predictions, and write report.html at the end and every minute; off: none of these."""
-    profile: str = ""
-    """FIRST,LAST: trace exactly these optimizer steps, counted from 1 as in the log, e.g. 5,8 for four; writes profile/
-    in the run folder."""
-    progress: Literal["auto", "live", "plain", "off"] = "auto"
-    """Display on the terminal; auto is live on a terminal and plain lines elsewhere."""
-    rank_output: Literal["main", "all"] = "main"
-    """Several ranks: whose lines the terminal shows, all of them with [rank N] in front. Each has a rank_N.log too."""
-    rank_logs: str = ""
-    """Folder for rank_N.log of every rank, the first too; default: the run folder, for all ranks but the first."""
-    timeout_s: int = 300
-    """Seconds after which a loader worker that begins no sample, or one of several ranks that does no step, counts as
-    hung: its stack is reported (of ranks in rank_N.log), exit 8. Before the first one it is ten minutes."""
-
-    def __post_init__(self) -> None:
-        least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_epochs": 1, "checkpoint_every_steps": 0}
-        least_of |= {"keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0, "timeout_s": 1}
-        least_of |= {"workers": -1, "threads": 0, "max_bad_steps": 1}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
-        if self.max_cpus and self.affinity != "disabled":
-            raise UsageError(
-                f"run.max_cpus={self.max_cpus} and run.affinity={self.affinity} both choose CPUs; leave one of them out"
-            )
-        if self.tensorboard_every_steps < 0 or self.tensorboard_every_steps % self.log_every_steps:
-            raise UsageError(
-                f"run.tensorboard_every_steps={self.tensorboard_every_steps} must be a multiple of "
-                f"run.log_every_steps={self.log_every_steps}, whose lines have the numbers; 0 takes every line"
-            )
-        if self.test_id and not self.benchmark_log:
-            raise UsageError(f"run.test_id='{self.test_id}' goes into benchmark_run.log; add --run.benchmark-log DIR")
-        if self.bucket_mb < 1:
-            raise UsageError(f"run.bucket_mb={self.bucket_mb} must be at least 1; torch's default is 25")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides the result: hashed, compared on resume."""
+class _Shown:
+    """The parts of a Recipe for tyro, which shows no flag for its name."""
 
     name: tyro.conf.Suppress[str]
     model: ModelConfig
@@ -163,7 +54,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class _CommandLine:
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    recipe: Annotated[_Shown, tyro.conf.arg(name="")]
     run: Run
 
 
@@ -223,7 +114,7 @@ def _parse_whole(name: str, recipe: Recipe, run: Run, flags: Sequence[str]) -> t
     parse = functools.partial(
         tyro.cli,
         _CommandLine,
-        default=_CommandLine(recipe, run),
+        default=_CommandLine(_Shown(**vars(recipe)), run),
         config=(tyro.conf.AvoidSubcommands,),
         args=list(flags),
         prog=f"sightline train {name}",
@@ -231,14 +122,14 @@ def _parse_whole(name: str, recipe: Recipe, run: Run, flags: Sequence[str]) -> t
     )
     if not RAISES.get():
         parsed = parse()
-        return parsed.recipe, parsed.run
+        return Recipe(**vars(parsed.recipe)), parsed.run
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             parsed = parse()
     except SystemExit:
         raise UsageError(_first_of_box(said.getvalue()) or "flags that print help are for the command line") from None
-    return parsed.recipe, parsed.run
+    return Recipe(**vars(parsed.recipe)), parsed.run
 
 
 def _first_of_box(text: str) -> str:
