@@ -6,7 +6,6 @@ import importlib
 import importlib.abc
 import importlib.util
 import os
-import re
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -50,7 +49,7 @@ def find(name: str) -> ModuleType:
 
 
 def refuse_unknown(name: str) -> None:
-    """Raise UsageError for a name that is not a recipe's, and for a missing file of a user's own; imports nothing."""
+    """Raise UsageError for a name that is not a recipe's, and for a missing file of a user's own."""
     if name in names():
         return
     if name.endswith(".py"):
@@ -58,7 +57,7 @@ def refuse_unknown(name: str) -> None:
             raise UsageError(f"recipe file {name} does not exist; give the path of a .py file that defines recipe()")
         return
     near = difflib.get_close_matches(name.lower(), names(), n=1)
-    if name in classifiers():
+    if _is_classifier(name):
         hint = f"; as a classifier it is `resnet50 --model.arch {name}`."
     else:
         hint = f"; did you mean '{near[0]}'?" if near else ";"
@@ -67,12 +66,18 @@ def refuse_unknown(name: str) -> None:
     )
 
 
-def classifiers() -> set[str]:
-    """Return the names of torchvision's classifiers, read from its source: importing it would import torch."""
-    found = importlib.util.find_spec("torchvision")
-    folders = [Path(each, "models") for each in (found.submodule_search_locations or [])] if found else []
-    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.py")]
-    return {name for text in texts for name in re.findall(r"^@register_model\(.*\)\n(?:@.*\n)*def (\w+)", text, re.M)}
+def _is_classifier(name: str) -> bool:
+    """Return whether a name is that of a network, ours or torchvision's, which is then imported: an error may wait."""
+    from sightline.models.config import OURS
+
+    if name in OURS:
+        return True
+    try:
+        from sightline.models import arch
+
+        return name in arch.names()
+    except ImportError:  # a broken installation must not hide that the recipe is unknown
+        return False
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -7,10 +7,11 @@ Expected: top-1 of 0.94 to 0.96 (three seeds) on 1,000 held-out images, after 2 
 Use it on your own class folders with `--data.path DIR --data.classes N`.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.classification import ClassificationData
-from sightline.models.resnet import ResNetConfig
-from sightline.tasks.classification import Classification
+from sightline.models.config import ResNetConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import ClassificationConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -21,7 +22,7 @@ def recipe() -> Recipe:
         name="demo_classification",
         model=ResNetConfig(depth=18, width=32),
         data=ClassificationData(classes=10, size=64, eval_resize=64, eval_size=64, crop_scale=(0.5, 1.0)),
-        task=Classification(label_smoothing=0.1),
+        task=ClassificationConfig(label_smoothing=0.1),
         optimizer=OptimizerConfig(
             kind="sgd", lr=0.2, weight_decay=5e-4, nesterov=True, norm_weight_decay=0.0, bias_weight_decay=0.0
         ),

@@ -7,10 +7,11 @@ Expected: AP50 of 0.70 and AP of 0.42 on 100 held-out images (one seed) after 7 
 Use it on your own images with boxes, in files of COCO, YOLO or Pascal VOC, with `--data.path DIR`.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.detection import DetectionData
-from sightline.models.ssd import SsdConfig
-from sightline.tasks.detection import Detection
+from sightline.models.config import SsdConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import DetectionConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -22,7 +23,7 @@ def recipe() -> Recipe:
         model=SsdConfig(depth=18, width=32, init="torch"),
         # No crops: they zoom in on shapes that held-out images show whole, which does not pay off in so few steps.
         data=DetectionData(classes=10, size=128, max_boxes=20, crop="off", jitter="off", resize="antialias"),
-        task=Detection(),
+        task=DetectionConfig(),
         optimizer=OptimizerConfig(
             kind="adamw", lr=3e-3, weight_decay=0.01, norm_weight_decay=0.0, bias_weight_decay=0.0
         ),

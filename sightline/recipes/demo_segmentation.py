@@ -7,10 +7,11 @@
 Expected: a mean Dice of 0.92 on 12 held-out volumes (one seed) after 1.5 minutes on two cores.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.segmentation import SegmentationData
-from sightline.models.unet import UnetConfig
-from sightline.tasks.segmentation import Segmentation
+from sightline.models.config import UnetConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import SegmentationConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -21,7 +22,7 @@ def recipe() -> Recipe:
         name="demo_segmentation",
         model=UnetConfig(width=8, deep_supervision=True),
         data=SegmentationData(task="own", nvol=2),
-        task=Segmentation(),
+        task=SegmentationConfig(),
         optimizer=OptimizerConfig(kind="adamw", lr=3e-3, weight_decay=1e-4),
         schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
         train=TrainConfig(epochs=20, global_batch=16, eval_every_epochs=5),

@@ -11,10 +11,11 @@ from weights of 12 other classes, 0.491 from scratch. With weights that have lea
 less than nothing: 0.27 against 0.36 after 190 steps of pretraining.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.classification import ClassificationData
-from sightline.models.arch import ArchConfig
-from sightline.tasks.classification import Classification
+from sightline.models.config import ArchConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import ClassificationConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -25,7 +26,7 @@ def recipe() -> Recipe:
         name="finetune_classification",
         model=ArchConfig(arch="resnet50"),
         data=ClassificationData(crop_scale=(0.35, 1.0)),
-        task=Classification(label_smoothing=0.1),
+        task=ClassificationConfig(label_smoothing=0.1),
         optimizer=OptimizerConfig(
             kind="adamw",
             lr=1e-3,

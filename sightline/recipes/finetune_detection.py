@@ -10,10 +10,11 @@ Expected: benchmarks/finetune.py, 200 drawn images, 2,000 steps, three seeds on 
 detector of other shapes, 0.031 from scratch.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.detection import DetectionData
-from sightline.models.ssd import SsdConfig
-from sightline.tasks.detection import Detection
+from sightline.models.config import SsdConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import DetectionConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -24,7 +25,7 @@ def recipe() -> Recipe:
         name="finetune_detection",
         model=SsdConfig(depth=34, init="torch"),
         data=DetectionData(size=300, resize="antialias"),
-        task=Detection(),
+        task=DetectionConfig(),
         optimizer=OptimizerConfig(
             kind="adamw",
             lr=5e-4,

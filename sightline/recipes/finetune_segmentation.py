@@ -11,10 +11,11 @@ Expected: benchmarks/finetune.py, 6 volumes of task 04, three seeds on an H200: 
 cases, 0.452 from scratch.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.segmentation import SegmentationData
-from sightline.models.unet import UnetConfig
-from sightline.tasks.segmentation import Segmentation
+from sightline.models.config import UnetConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import SegmentationConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -25,7 +26,7 @@ def recipe() -> Recipe:
         name="finetune_segmentation",
         model=UnetConfig(deep_supervision=True),
         data=SegmentationData(task="own"),
-        task=Segmentation(),
+        task=SegmentationConfig(),
         optimizer=OptimizerConfig(kind="adamw", lr=5e-4, lr_for_batch=64, trunk_lr_scale=0.5, weight_decay=1e-4),
         schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
         train=TrainConfig(

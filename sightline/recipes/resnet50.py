@@ -7,10 +7,11 @@ The learning rates are absolute numbers for a batch of 2,048; they do not scale 
 Expected: 76.1 % top-1, published by torchvision for this model at 90 epochs; not reproduced by us (no ImageNet here).
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.classification import ClassificationData
-from sightline.models.arch import ArchConfig
-from sightline.tasks.classification import Classification
+from sightline.models.config import ArchConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import ClassificationConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -21,7 +22,7 @@ def recipe() -> Recipe:
         name="resnet50",
         model=ArchConfig(arch="resnet50"),
         data=ClassificationData(classes=1000, samples=1_281_167, size=224, eval_resize=256, eval_size=224),
-        task=Classification(),
+        task=ClassificationConfig(),
         optimizer=OptimizerConfig(kind="sgd", lr=0.1, momentum=0.9, weight_decay=1e-4),
         schedule=ScheduleConfig(
             kind="table",

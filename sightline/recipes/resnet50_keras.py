@@ -9,11 +9,12 @@ Expected: 76.2 % top-1 on one accelerator, 76.3 % on eight (the vendor's page fo
 (no ImageNet here). docs/recipes.md lists the deliberate differences from the original.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.augment.tensorflow import TF_MEAN, TF_STD
 from sightline.data.classification import ClassificationData
-from sightline.models.arch import ArchConfig
-from sightline.tasks.classification import Classification
+from sightline.models.config import ArchConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import ClassificationConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -34,7 +35,7 @@ def recipe() -> Recipe:
             mean=TF_MEAN,
             std=TF_STD,
         ),
-        task=Classification(),
+        task=ClassificationConfig(),
         optimizer=OptimizerConfig(
             kind="sgd_keras",
             lr=0.1,

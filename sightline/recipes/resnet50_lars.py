@@ -11,9 +11,9 @@ us (no ImageNet here). docs/recipes.md lists the deliberate differences from the
 
 from dataclasses import replace
 
-from sightline.config import Recipe
+from sightline.recipe.recipe import Recipe
 from sightline.recipes import resnet50_keras
-from sightline.tasks.classification import Classification
+from sightline.tasks.config import ClassificationConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -24,7 +24,7 @@ def recipe() -> Recipe:
     return replace(
         sgd,
         name="resnet50_lars",
-        task=Classification(label_smoothing=0.1),
+        task=ClassificationConfig(label_smoothing=0.1),
         optimizer=OptimizerConfig(
             kind="lars", lr=2.5, lr_many=9.5, momentum=0.9, weight_decay=1e-4, eta=0.001, eps=1e-7
         ),

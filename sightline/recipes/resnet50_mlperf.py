@@ -11,7 +11,7 @@ here). docs/recipes.md lists the deliberate differences from the original.
 
 from dataclasses import replace
 
-from sightline.config import Recipe
+from sightline.recipe.recipe import Recipe
 from sightline.recipes import resnet50_lars
 
 

@@ -10,11 +10,12 @@ Expected: 79.2 % top-1 on one accelerator (the vendor's page for release 1.0.0);
 original.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.augment.tensorflow import TF_MEAN, TF_STD
 from sightline.data.classification import ClassificationData
-from sightline.models.arch import ArchConfig
-from sightline.tasks.classification import Classification
+from sightline.models.config import ArchConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import ClassificationConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -35,7 +36,7 @@ def recipe() -> Recipe:
             mean=TF_MEAN,
             std=TF_STD,
         ),
-        task=Classification(label_smoothing=0.1),
+        task=ClassificationConfig(label_smoothing=0.1),
         optimizer=OptimizerConfig(
             kind="sgd", lr=0.256, lr_for_batch=256, momentum=0.875, weight_decay=1 / 16384, norm_weight_decay=0.0
         ),

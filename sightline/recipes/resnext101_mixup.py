@@ -9,7 +9,7 @@ Expected: 80.2 % top-1 (NVIDIA); not reproduced by us (no ImageNet here).
 
 from dataclasses import replace
 
-from sightline.config import Recipe
+from sightline.recipe.recipe import Recipe
 from sightline.recipes import resnext101
 
 

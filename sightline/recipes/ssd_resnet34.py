@@ -14,10 +14,11 @@ Expected: 0.2297 mAP after 50 epochs (the vendor's page for release 1.0.0); MLPe
 us (the full COCO is not here). docs/recipes_ssd.md lists the deliberate differences from the original.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.detection import DetectionData
-from sightline.models.ssd import SsdConfig
-from sightline.tasks.detection import Detection
+from sightline.models.config import SsdConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import DetectionConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -28,7 +29,7 @@ def recipe() -> Recipe:
         name="ssd_resnet34",
         model=SsdConfig(depth=34),
         data=DetectionData(classes=80, samples=117_266, size=300),
-        task=Detection(),
+        task=DetectionConfig(),
         optimizer=OptimizerConfig(kind="sgd", lr=3e-3, lr_for_batch=32, momentum=0.9, weight_decay=5e-4),
         schedule=ScheduleConfig(kind="step", drop_epochs=(40, 50), warmup_epochs=5, warmup_from="zero"),
         # The original rounds an epoch up to whole batches and evaluates every fifth epoch's checkpoint separately.

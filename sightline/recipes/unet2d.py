@@ -12,10 +12,11 @@ Expected: 73.0 % Dice (mean of five folds, NVIDIA's code on task 01 with AMP, on
 original.
 """
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.segmentation import SegmentationData
-from sightline.models.unet import UnetConfig
-from sightline.tasks.segmentation import Segmentation
+from sightline.models.config import UnetConfig
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import SegmentationConfig
+from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -26,7 +27,7 @@ def recipe() -> Recipe:
         name="unet2d",
         model=UnetConfig(deep_supervision=True),
         data=SegmentationData(task="01"),
-        task=Segmentation(),
+        task=SegmentationConfig(),
         optimizer=OptimizerConfig(kind="adamw", lr=1e-3, weight_decay=1e-4),
         schedule=ScheduleConfig(kind="constant"),
         train=TrainConfig(

@@ -12,9 +12,9 @@ Expected: 74.4 % Dice (mean of five folds, NVIDIA's code on task 01 with AMP, on
 
 from dataclasses import replace
 
-from sightline.config import Recipe
+from sightline.recipe.recipe import Recipe
 from sightline.recipes import unet2d
-from sightline.tasks.segmentation import Segmentation
+from sightline.tasks.config import SegmentationConfig
 
 
 def recipe() -> Recipe:
@@ -24,6 +24,6 @@ def recipe() -> Recipe:
         flat,
         name="unet3d",
         data=replace(flat.data, dim=3),  # type: ignore[type-var]  # all are dataclasses
-        task=Segmentation(window_batch=4),
+        task=SegmentationConfig(window_batch=4),
         train=replace(flat.train, global_batch=2),
     )

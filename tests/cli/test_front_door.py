@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 import yaml
 
 from sightline import config, fields, help_text, recipes, words
@@ -206,8 +205,7 @@ def test_words_without_a_neighbour_get_no_suggestion(sightline):
 
 
 def test_the_name_of_a_network_leads_to_its_recipe(sightline):
-    assert recipes.classifiers() == set(torchvision.models.list_models(module=torchvision.models))
-    for name in ("resnet18", "vit_b_16"):
+    for name in ("resnet18", "vit_b_16", "resnet50_tf"):
         assert f"`resnet50 --model.arch {name}`" in sightline("train", name).err
         assert sightline("inspect", "resnet50", "--model.arch", name).code == 0
     for name in ("unet_3d", "UNet3D", "3d_unet"):
@@ -220,9 +218,9 @@ def test_wrong_words_are_refused_before_torch_is_imported(tmp_path: Path):
     refused = [
         ["trian"],
         ["train", "resnet18"],
-        ["launch", "unet4d"],
-        ["benchmark", "unet4d", "--steps", "1"],
-        ["list", "unet4d"],
+        ["launch", "resnet18"],
+        ["benchmark", "resnet18", "--steps", "1"],
+        ["list", "resnet18"],
         ["train", "gone.py"],
         ["train", "--config", "gone.yaml"],
         ["train", NAME, "--bath-size", "3"],

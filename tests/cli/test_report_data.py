@@ -167,7 +167,7 @@ def test_a_sheet_that_takes_long_is_drawn_from_what_was_read(data: Path):
     bound = sets["train"].bind(devices.select("cpu"), 4)
     asked = iter([False] + [True] * 9)
     bad, order = BadSamples("fail", 0, print), train_order_of(recipe.train, bound, World())
-    drawn = draw_samples(bound, order, recipe.task, bad, 2**24, lambda: next(asked))
+    drawn = draw_samples(bound, order, recipe.task.build(), bad, 2**24, lambda: next(asked))
     assert len(drawn.samples) == 8 and drawn.draws == []  # two batches
     assert drawn.names == [sets["train"].name(index) for step in (0, 1) for index in order.batch(step)[1].tolist()]
 
@@ -180,7 +180,7 @@ def test_a_sheet_names_the_images_that_replaced_unreadable_ones(shapes: Path, tm
     broken = {sets["train"].name(index) for index in order.batch(0)[1][:3].tolist()}
     for name in broken:
         (data / "train" / name).write_bytes(b"")
-    drawn = draw_samples(bound, order, recipe.task, BadSamples("skip", 9, lambda bad: None), 2**24)
+    drawn = draw_samples(bound, order, recipe.task.build(), BadSamples("skip", 9, lambda bad: None), 2**24)
     assert not broken & set(drawn.names)
     named = [max(sample.labels, key=lambda label: label.score).name for sample in drawn.samples]
     assert named == [Path(name).parts[0] for name in drawn.names]

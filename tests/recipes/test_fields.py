@@ -300,7 +300,7 @@ def optimized(recipe: Recipe, run: Run) -> Any:
 @without_run
 def losses(recipe: Recipe, run: Run) -> Any:
     model = built(recipe, run).model
-    return [recipe.task.loss(model, batch).total.item() for batch in batches(recipe, run, "train")]
+    return [recipe.task.build().loss(model, batch).total.item() for batch in batches(recipe, run, "train")]
 
 
 @without_run
@@ -309,13 +309,13 @@ def predictions(recipe: Recipe, run: Run) -> Any:
     """Also the shapes that went through the network for them."""
     model, passed = built(recipe, run).model.eval(), []
     model.register_forward_pre_hook(lambda _, inputs: passed.append(tuple(inputs[0].shape)))
-    found = [digest(recipe.task.predict(model, batch).values()) for batch in batches(recipe, run, "val")]
+    found = [digest(recipe.task.build().predict(model, batch).values()) for batch in batches(recipe, run, "val")]
     return passed, found
 
 
 @without_run
 def score_names(recipe: Recipe, run: Run) -> Any:
-    return recipe.task.metric(bound_data(recipe)["val"].dataset.spec, CPU.torch_device).names()
+    return recipe.task.build().metric(bound_data(recipe)["val"].dataset.spec, CPU.torch_device).names()
 
 
 @without_run
@@ -474,7 +474,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "freeze": [Flip(("first_block", "none"), optimized)],
         "weights": [Flip(("WEIGHTS",), network), Flip(("missing.pth",), refusal)],
     },
-    "Detection": {
+    "DetectionConfig": {
         "lineage": [Flip(("mlperf", "tf"), losses, same=samples)],
         "score_threshold": [Flip(("0.12",), predictions, same=losses)],
         "nms_iou": [Flip(("0.2",), predictions, same=losses)],
@@ -525,7 +525,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "max_filters": [Flip(("12",), shapes)],
         "weights": [Flip(("WEIGHTS",), network), Flip(("missing.pth",), refusal)],
     },
-    "Segmentation": {
+    "SegmentationConfig": {
         "voxel_loss": [Flip(("focal",), losses, same=samples)],
         "supervision": [Flip(("exact",), losses, base=DEEP, same=network)],
         "dice_over": [ShownBy("distributed/test_dice_world.py")],
@@ -616,7 +616,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "zero_init_residual": [Flip(("True",), network, base=("--model.arch=resnet18",))],
         "weights": [Flip(("WEIGHTS",), network)],
     },
-    "Classification": {
+    "ClassificationConfig": {
         "label_smoothing": [Flip(("0.3",), losses, same=samples)],
     },
     "OptimizerConfig": {

@@ -74,7 +74,7 @@ def test_it_trains_evaluates_and_writes_its_run_folder(name: str, finished):
     assert f"{name}: 24 training and {held_out} evaluation samples\n" in result.shown
     assert "2 epochs of 3 steps, batch 8, base rate " in result.shown
     recipe, _ = config.load(name, [], result.folder / "config.yaml")
-    metric = recipe.task.metric(recipe.data.open("val", 0).spec, torch.device("cpu"))
+    metric = recipe.task.build().metric(recipe.data.open("val", 0).spec, torch.device("cpu"))
     assert metric.names() == tuple(result.scores.values)  # known before anything is learnt
 
 

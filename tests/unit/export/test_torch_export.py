@@ -23,7 +23,7 @@ def served() -> Served:
     recipe, _ = config.load("demo_classification", ["--data.eval-size=4"])
     spec = recipe.data.declared()[0]
     network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))  # a second less than the recipe's
-    return Served(network, recipe.task, recipe.data.served(spec), raw=False).eval()
+    return Served(network, recipe.task.build(), recipe.data.served(spec), raw=False).eval()
 
 
 @pytest.fixture(scope="module")

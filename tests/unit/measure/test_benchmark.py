@@ -497,7 +497,7 @@ def test_the_plain_loss_of_a_detector_is_the_loss_of_its_task():
     boxes, labels = torch.cat([corner, corner + sides], 2), torch.randint(1, 4, (2, 5))
     image = torch.randn(2, 3, *spec.size)
     plain = peers_detection.PlainLoss(model)(image, boxes, labels)
-    ours = recipe.task.loss(model, {"image": image, "boxes": boxes, "labels": labels}).total
+    ours = recipe.task.build().loss(model, {"image": image, "boxes": boxes, "labels": labels}).total
     torch.testing.assert_close(plain, ours, rtol=1e-5, atol=0)
 
 
