@@ -31,6 +31,7 @@ from sightline.export.served import Served
 from sightline.hardware import devices
 from sightline.measure.provenance import provenance, result_file
 from sightline.parts import DataSpec
+from sightline.recipe import store
 from sightline.train import checkpoint
 from sightline.train.model import build_model
 from sightline.train.progress import TrainProgress
@@ -68,7 +69,7 @@ def write_checkpoint(name: str, folder: Path, flags: list[str]) -> Path:
     recipe, run = config.load(name, flags)
     spec = spec_of(recipe)
     model = network(recipe, run, spec)
-    state = {"recipe": config.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress())}
+    state = {"recipe": store.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress())}
     return checkpoint.write(folder, {"model": model.state_dict()}, state)
 
 

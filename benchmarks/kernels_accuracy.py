@@ -83,11 +83,12 @@ def write(arguments: argparse.Namespace, flags: list[str], found: dict[str, Any]
     from sightline import config
     from sightline.hardware.setup import set_up
     from sightline.measure.provenance import provenance, result_file
+    from sightline.recipe import store
 
     recipe, run = config.load(arguments.recipe, flags)
     _, device, recipe = set_up(recipe, run)
     now = datetime.now(UTC)
-    about = {"time": now.isoformat(timespec="seconds"), "recipe": config.to_json(recipe), "flags": flags}
+    about = {"time": now.isoformat(timespec="seconds"), "recipe": store.to_json(recipe), "flags": flags}
     about |= {"at_once": arguments.at_once, **provenance(device), "compared": compared, "runs": found}
     arguments.out.mkdir(parents=True, exist_ok=True)
     path = result_file(arguments.out, f"kernels-accuracy-{arguments.recipe}", device, now)

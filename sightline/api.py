@@ -18,9 +18,9 @@ from typing import Any, Unpack, overload
 
 import torch
 
-from sightline import config, terminal, words
-from sightline.config import Recipe, Run
-from sightline.config import load as load_config
+from sightline import config, terminal
+from sightline.config import Recipe, Resolved, Run
+from sightline.config import load as load_named
 from sightline.data.inputs import list_files
 from sightline.data.processes import refuse_in_new_process
 from sightline.errors import OutOfMemory, SightlineError, UsageError, first_of
@@ -30,13 +30,13 @@ from sightline.evaluate.ensemble import Ensemble
 from sightline.evaluate.loaded import Model
 from sightline.evaluate.predict import Input, open_trained, predict_files, predict_inputs
 from sightline.export.exported import open_exported
-from sightline.fields import flags_of
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.setup import torch_as_before
-from sightline.named_recipe import load_recipe, without_all_folds
 from sightline.parts import PredictOptions, Scores
+from sightline.recipe.flags import Given, ShortFields
+from sightline.recipe.recipe import PARTS
 from sightline.report.refresh import write_if_possible
 from sightline.results import Classification, Detection, Prediction, Segmentation, TrainResult
 from sightline.runs.log import RunLog
@@ -45,7 +45,6 @@ from sightline.runs.refused import as_before
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint, start
 from sightline.train.session import train_here
-from sightline.words import ShortFields
 
 __all__ = [
     "Classification",
@@ -72,22 +71,21 @@ __all__ = [
     "write_predictions",
 ]
 
-Flags = Sequence[str] | Mapping[str, Any]  # ["--optimizer.lr", "0.1"] or {"optimizer.lr": 0.1}
+Flags = Given  # ["--optimizer.lr", "0.1"] or {"optimizer.lr": 0.1}
 Place = str | Path
 Runs = Place | Sequence[Place]  # several: an ensemble
 SHOWN_RUNS = 20  # of an ensemble: all that anybody names
 
-_PARTS = "|".join([field.name for field in dataclasses.fields(Recipe)] + ["run"])
-_FLAG = re.compile(rf"(?<![\w./-])--((?:{_PARTS})\.(?!no-)[a-z0-9-]+)")  # not the end of a file's name
+# A flag of a recipe, not the end of a file's name.
+_FLAG = re.compile(rf"(?<![\w./-])--((?:{'|'.join((*PARTS, 'run'))})\.(?!no-)[a-z0-9-]+)")
 
 
 @contextlib.contextmanager
 def _called(runs: bool = True) -> Iterator[None]:
-    """Surround a call: flags that cannot be parsed are an exception, and torch is left as it was. What runs a network
-    is refused in a process that only imports the script."""
+    """Surround a call: torch is left as it was. What runs a network is refused in a process that only imports the
+    script."""
     if runs:
         refuse_in_new_process()
-    raises = config.RAISES.set(not terminal.is_command())
     try:
         with torch_as_before():
             yield
@@ -100,8 +98,6 @@ def _called(runs: bool = True) -> Iterator[None]:
     except SightlineError as error:
         _with_fields(error)
         raise
-    finally:
-        config.RAISES.reset(raises)
 
 
 def _with_fields(error: SightlineError) -> SightlineError:
@@ -117,7 +113,7 @@ def _with_fields(error: SightlineError) -> SightlineError:
 @_called(runs=False)
 def load(name: str, flags: Flags = (), config: Path | None = None) -> tuple[Recipe, Run]:
     """Load the recipe `name`, changed by a YAML file and then by flags."""
-    return load_config(name, _as_list(name, flags), config)
+    return load_named(name, flags, config)
 
 
 @_called()
@@ -137,19 +133,25 @@ def train(
     ["--optimizer.lr", "0.1"]; a keyword wins. `loggers` get every number of the run; `report` writes report.html.
     Raises Interrupted after Ctrl-C, when the run is saved, and the same call resumes it.
     """
-    name = recipe.name if isinstance(recipe, Recipe) else str(recipe)
-    given = [*_as_list(name, flags), *_as_list(name, fields)]
-    if without_all_folds(given)[1]:
+    if _asks_for_all_folds(flags):
         raise UsageError("data.fold=all is a run per fold; without it, call api.train_folds(*api.load(NAME, flags))")
     if isinstance(recipe, Recipe):
-        run = run or Run()
-        return train_here(*(config.changed(recipe, run, given) if given else (recipe, run)), loggers, report)
-    if run is not None:
-        raise UsageError(f"'{name}' is a name, and a Run belongs to a Recipe object; give keywords or flags instead")
-    is_file = name.endswith((".yaml", ".yml"))
-    recipe, run = load_recipe("train", ["--config", name, *given] if is_file else [name, *given])
-    with as_before(Path(run.out or f"runs/{recipe.name}")):
-        return train_here(recipe, run, loggers, report)
+        resolved = config.of_object(recipe, run or Run(), flags, fields)
+    elif run is not None:
+        raise UsageError(f"'{recipe}' is a name, and a Run belongs to a Recipe object; give keywords or flags instead")
+    else:
+        resolved = config.named(str(recipe), flags, fields)
+    if resolved.run.progress != "off":
+        for line in resolved.lines:
+            terminal.say_if_read(line)
+    with as_before(Path(resolved.run.out or f"runs/{resolved.recipe.name}")):
+        return train_here(resolved.recipe, resolved.run, loggers, report, resolved.facts)
+
+
+@_called()
+def train_resolved(resolved: Resolved) -> TrainResult:
+    """Train what a command line was resolved to."""
+    return train_here(resolved.recipe, resolved.run, facts=resolved.facts)
 
 
 @_called()
@@ -188,7 +190,7 @@ def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_f
     val split, all samples are scored."""
     folds.refuse_folds(Path(run_folder))
     path, tensors, stored = checkpoint.read_of_run(Path(run_folder), which)
-    trained = Trained.set_up(path, tensors, stored, recipe_file, _as_list("", flags))
+    trained = Trained.set_up(path, tensors, stored, recipe_file, flags)
     with checkpoints.opened(trained, run_of(path)) as evaluation:
         return evaluation.score(path, stored)
 
@@ -197,7 +199,7 @@ def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_f
 def evaluate_all(run_folder: Place, flags: Flags = (), recipe_file: str = "") -> list[dict[str, Any]]:
     """Score every checkpoint of a run; return rows by step, as evaluation.json holds them."""
     folds.refuse_folds(Path(run_folder))
-    return checkpoints.evaluate_all(Path(run_folder), _as_list("", flags), recipe_file)
+    return checkpoints.evaluate_all(Path(run_folder), flags, recipe_file)
 
 
 @_called()
@@ -206,15 +208,15 @@ def evaluate_labels(
 ) -> Scores:
     """Compute Dice against label files, in their own geometry: of a folder of masks, or of a run's predictions for the
     raw files of its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
-    folder, given = Path(target), _as_list("", flags)
+    folder = Path(target)
     folds.refuse_folds(folder)
     if folder.is_dir() and not (folder / "checkpoints").is_dir() and not (folder / checkpoint.MANIFEST).is_file():
-        if given:
+        if flags:
             raise UsageError(
-                f"{target} is not a run, so there is no recipe for {' '.join(given)} to change; leave it out"
+                f"{target} is not a run, so there is no recipe for {' '.join(map(str, flags))} to change; leave it out"
             )
         return label_files.evaluate_folder(folder, Path(labels))
-    trained = open_trained(folder, which, given, recipe_file, "evaluate --labels")
+    trained = open_trained(folder, which, recipe_file, "evaluate --labels", flags)
     out = Path(trained.run.out or run_of(trained.path)) / f"predictions-{trained.path.name}"
     return label_files.evaluate_run(trained, Path(labels), out)
 
@@ -226,8 +228,8 @@ def choose_postprocessing(
     """Decide per class whether keeping only its largest connected component raises the validation Dice of a run, or of
     all folds together, on prepared volumes or, with the folder of `labels`, on the raw files; return what
     postprocessing.json of that folder holds. `predict` applies it."""
-    folder, given, command = Path(run_folder), _as_list("", flags), "evaluate --choose-postprocessing"
-    runs = [open_trained(each, which, given, recipe_file, command) for each in folds.runs_of(folder)]
+    folder, command = Path(run_folder), "evaluate --choose-postprocessing"
+    runs = [open_trained(each, which, recipe_file, command, flags) for each in folds.runs_of(folder)]
     folder = Path(runs[0].run.out or (run_of(runs[0].path) if len(runs) == 1 else folder))
     return postprocessing.choose(runs, folder, Path(labels) if labels else None)
 
@@ -247,8 +249,8 @@ def model(
     The weights are those that `evaluate` uses: of the best checkpoint (`which`: latest, or a name under checkpoints/),
     averaged ones if the run has them.
     """
-    given = [*_to_predict(flags), f"--run.device={device}"]
-    return Model(_in_one_process(open_trained(Path(run_folder), which, given, recipe_file, "predict")))
+    given = (*_to_predict(flags), {"run.device": device})
+    return Model(_in_one_process(open_trained(Path(run_folder), which, recipe_file, "predict", *given)))
 
 
 @overload
@@ -375,22 +377,22 @@ def write_predictions(
 
 
 def _opened(
-    run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str, trust: bool, command: str = "predict"
+    run_folder: Runs, which: str, given: Sequence[Given], recipe_file: str, trust: bool, command: str = "predict"
 ) -> Trained:
     """Open a run or an exported file to predict with, several as an ensemble; with "" as the command in any number of
     ranks."""
-    given = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
-    kinds = [type(each).__name__ for each in given if not isinstance(each, str | Path)]
-    if kinds or not given:
+    runs = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
+    kinds = [type(each).__name__ for each in runs if not isinstance(each, str | Path)]
+    if kinds or not runs:
         raise UsageError(f"runs are {', '.join(kinds) or 'none'}; name one or several folders, e.g. runs/resnet50")
-    named = [Path(each) for each in given]
+    named = [Path(each) for each in runs]
     members: list[Trained] = []
     for name in named:
         if name.is_file():
-            members.append(open_exported(name, which, flags, recipe_file, trust))
+            members.append(open_exported(name, which, recipe_file, trust, *given))
             continue
         for path in folds.runs_of(name):  # run folders alone: who trusts a file has named it
-            members.append(open_trained(path, which, flags, recipe_file, command))
+            members.append(open_trained(path, which, recipe_file, command, *given))
     if len(members) == 1:
         return members[0]
     return Ensemble.of(members, named[0] if len(named) == 1 else members[0].path)
@@ -427,15 +429,12 @@ def _free_folder(run: Path) -> Path:
     return next(run / name for name in names if not os.path.lexists(run / name))
 
 
-def _to_predict(flags: Flags) -> list[str]:
-    """Return flags as a list. A run that was trained with `skip` still reports files that cannot be predicted."""
-    return ["--data.on-bad-sample=fail", *_as_list("", flags)]
-
-
-def _as_list(recipe: str, flags: Flags) -> list[str]:
-    """Return flags as a list; `recipe` knows the types of fields that a dict names, "" if it is of a run."""
-    if isinstance(flags, str):
-        raise UsageError(f"flags is the text '{flags}'; give a list, e.g. {flags.split()}, or a dict of fields")
+def _asks_for_all_folds(flags: Flags) -> bool:
     if isinstance(flags, Mapping):
-        return words.as_flags(flags, flags_of(recipe) if recipe else {})
-    return words.expand(flags)
+        return flags.get("data.fold") == "all"
+    return config.without_all_folds(list(flags))[1]
+
+
+def _to_predict(flags: Flags) -> tuple[Given, ...]:
+    """Return flags as layers. A run that was trained with `skip` still reports files that cannot be predicted."""
+    return {"data.on_bad_sample": "fail"}, flags

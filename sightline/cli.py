@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import os
 import pkgutil
@@ -12,21 +13,20 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import get_type_hints
 
-from sightline import __version__, help_text, recipes, terminal, words
+from sightline import __version__, config, recipes, terminal
+from sightline.data.loading.forkserver import start_early
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError, unforeseen_disk_error
+from sightline.hardware import early_cuda
+from sightline.hardware import launch as launchers
 from sightline.hardware.launch.place import is_rank_0
-from sightline.named_recipe import (
-    load_recipe,
-    names_recipe,
-    names_run,
-    ran_as_ranks,
-    ran_as_ranks_of_run,
-    refuse_flags_of_run,
-    refuse_recipe_named_first,
-    refuse_value_of_flag,
-    run_config,
-    without_all_folds,
-)
+from sightline.recipe import help as help_text
+from sightline.recipe.flags import long
+from sightline.recipe.options import parse_options, split_options
+from sightline.recipe.recipe import Recipe, Run
+from sightline.recipe.resolve import run_fields
+from sightline.recipe.settings import Origin
+from sightline.recipe.show import why
+from sightline.recipe.suggest import nearest
 from sightline.safe_path import folder_off_path
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
@@ -51,8 +51,6 @@ def prepare(flags: Sequence[str]) -> None:
             _parser("prepare", prepare, f"{{{','.join(known)}}} [options]").print_help()
             return
         raise UsageError(f"prepare what? Known: {', '.join(known)}; e.g. `sightline prepare shapes --out DIR`")
-    from sightline.recipe.options import parse_options
-
     module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
     options = parse_options(get_type_hints(module.prepare)["options"], flags[1:], prog=f"sightline prepare {flags[0]}")
     from sightline.terminal.progress import shown_progress
@@ -70,8 +68,15 @@ def check(flags: Sequence[str]) -> None:
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
-    rest, wants_all_folds = without_all_folds(rest)  # one fold's two splits are all samples, too
-    recipe, run = load_recipe("check", rest, _own(parser))
+    rest, wants_all_folds = config.without_all_folds(rest)  # one fold's two splits are all samples, too
+    told = config.said("check", rest, _own(parser))
+    if not _among_ranks():
+        told.refuse_missing_data()
+    resolved = told.resolved()  # the check itself lists all that is wrong with the data
+    recipe, run, data = resolved.recipe, resolved.run, resolved.recipe.data
+    if hasattr(data, "classes") and resolved.settings["data.classes"].origin is Origin.RECIPE:
+        # Nobody could count them, and the recipe's number is not that of these data.
+        data = dataclasses.replace(data, classes=0)  # type: ignore[type-var]
     from sightline.evaluate.folds import refuse_without
     from sightline.hardware.limits import usable_cores
     from sightline.terminal.progress import shown_progress
@@ -80,7 +85,7 @@ def check(flags: Sequence[str]) -> None:
         refuse_without(recipe)
     with shown_progress() as progress:
         processes = run.workers if run.workers >= 0 else min(usable_cores(), 16)
-        report = recipe.data.check_samples(arguments.decode, processes, progress)
+        report = data.check_samples(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
     if found := len(report.problems):
         raise BadData(f"{found} problem{'s' * (found > 1)}; fix what is listed above")
@@ -92,12 +97,8 @@ def show(flags: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="the sheet; default: samples.png, of a run RUN/samples.png")
     parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
     arguments, rest = parser.parse_known_args(flags)
-    folder = Path(rest[0]) if rest and names_run(rest[0]) else None
-    if folder:
-        rest = [*filter(None, [arguments.recipe]), "--config", str(run_config(folder)), *rest[1:]]
-    elif arguments.recipe:
-        raise UsageError("--recipe is for runs that were made with your own recipe; give a run folder, or leave it out")
-    recipe, run = load_recipe("show", rest, _own(parser))
+    rest, folder = _with_config_of_run(rest, arguments.recipe)
+    recipe, run = _resolved("show", rest, _own(parser), tells=folder is None)
     from sightline.measure.show import draw_sheet
 
     path, said = draw_sheet(recipe, run, folder, arguments.out)
@@ -108,19 +109,27 @@ def train(flags: Sequence[str]) -> None:
     """Train a recipe, or resume its run: `sightline train resnet50 --data.path DIR --train.epochs 90`"""
     if flags and flags[0] in ("-h", "--help"):
         _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
-        print(f"\n{help_text.of_train()}")
+        print(f"\n{help_text.of_train(recipes.names())}")
         return
-    flags = words.expand(flags)
     if help_text.is_asked(flags):
         _print_help(flags)
         return
-    rest, wants_all_folds = without_all_folds(flags)
-    recipe, run = load_recipe("train", rest)
+    rest, wants_all_folds = config.without_all_folds(flags)
+    told = config.said("train", rest)
+    if not _among_ranks():
+        told.refuse_missing_data()
+    if terminal.is_command():  # a script that calls us may fork later
+        early_cuda.begin(told.run)
+        start_early(told.settings.recipe, told.run)  # before torch is imported, which takes as long there
+    resolved = told.resolved(needs_data=not _among_ranks())
+    recipe, run = resolved.recipe, resolved.run
+    _say(resolved)
+    _refuse_uneven(recipe, run)
     from sightline.runs.refused import as_before
 
     folder = Path(run.out or f"runs/{recipe.name}")
     with as_before(folder / "fold-0" if wants_all_folds else folder):
-        if ran_as_ranks(["train", *flags], run.devices, run.device):
+        if _ran_as_ranks(["train", *flags], run.devices, run.device):
             return
     from sightline import api
 
@@ -135,7 +144,7 @@ def train(flags: Sequence[str]) -> None:
             _tell_page(folder / "report.html")
         return
     with as_before(folder):
-        api.train(recipe, run)
+        api.train_resolved(resolved)
     if is_rank_0():
         from sightline.runs import ending
         from sightline.train import checkpoint
@@ -161,14 +170,14 @@ def evaluate(flags: Sequence[str]) -> None:
     )
     parser.add_argument("--choose-postprocessing", action="store_true", help=what)
     arguments, rest = parser.parse_known_args(flags)
-    refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
-    refuse_flags_of_run("evaluate", arguments.run, arguments.recipe, rest, _own(parser))
+    _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
+    _refuse_flags_of_run("evaluate", arguments, rest, _own(parser))
     if arguments.all and (arguments.labels or arguments.choose_postprocessing):
         other = "--labels" if arguments.labels else "--choose-postprocessing"
         raise UsageError(f"--all cannot be combined with {other}; name one checkpoint with --checkpoint")
-    if ran_as_ranks_of_run(["evaluate", *flags], rest):
+    if _ran_as_ranks_of_run(["evaluate", *flags], rest):
         return
-    if not Path(arguments.run).is_dir() and names_recipe(arguments.run, rest):
+    if not Path(arguments.run).is_dir() and _names_recipe(arguments.run, rest):
         _evaluate_weights(arguments, rest, _own(parser))
         return
     from sightline import api
@@ -202,7 +211,7 @@ def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str], own: 
             f"--all, --labels, --recipe, --checkpoint and --choose-postprocessing are for runs, and {arguments.run} is "
             "a recipe; leave them out"
         )
-    recipe, run = load_recipe("evaluate", [arguments.run, *flags], own)
+    recipe, run = _resolved("evaluate", [arguments.run, *flags], own)
     from sightline import api
     from sightline.runs import score_text
 
@@ -236,9 +245,9 @@ def predict(flags: Sequence[str]) -> None:
     _add_checkpoint(parser)
     arguments, rest = parser.parse_known_args(flags)
     for first in (arguments.run, arguments.inputs[0]):
-        refuse_value_of_flag(flags, first, "predict RUN INPUT ...")
-    refuse_flags_of_run("predict", arguments.run, arguments.recipe, rest, _own(parser))
-    if ran_as_ranks_of_run(["predict", *flags], rest):
+        _refuse_value_of_flag(flags, first, "predict RUN INPUT ...")
+    _refuse_flags_of_run("predict", arguments, rest, _own(parser))
+    if _ran_as_ranks_of_run(["predict", *flags], rest):
         return
     from sightline import api
     from sightline.evaluate.folds import is_exported, split_runs
@@ -273,8 +282,8 @@ def export(flags: Sequence[str]) -> None:
     parser.add_argument("--raw", action="store_true", help=what)
     _add_checkpoint(parser)
     arguments, rest = parser.parse_known_args(flags)
-    refuse_value_of_flag(flags, arguments.run, "export RUN")
-    refuse_flags_of_run("export", arguments.run, arguments.recipe, rest, _own(parser))
+    _refuse_value_of_flag(flags, arguments.run, "export RUN")
+    _refuse_flags_of_run("export", arguments, rest, _own(parser))
     from sightline.export import run
 
     options = run.ExportOptions(arguments.format, arguments.out, arguments.raw)
@@ -322,14 +331,14 @@ def average(flags: Sequence[str]) -> None:
 
 def benchmark(flags: Sequence[str]) -> None:
     """Measure the speed of a recipe's step or input: `sightline benchmark resnet50 --peers`"""
-    refuse_recipe_named_first(flags)
+    _refuse_recipe_named_first(flags)
     from sightline.measure import benchmark as measure
     from sightline.measure import whole
-    from sightline.recipe.options import split_options
 
     options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
-    recipe, run = load_recipe("benchmark", rest)
-    if ran_as_ranks(["benchmark", *flags], 0 if options.whole else run.devices, run.device):
+    recipe, run = _resolved("benchmark", rest)
+    _refuse_uneven(recipe, run)
+    if _ran_as_ranks(["benchmark", *flags], 0 if options.whole else run.devices, run.device):
         return
     if options.whole:
         print(whole.as_text(whole.measure(recipe, run, rest, options.out, print)))
@@ -340,8 +349,10 @@ def benchmark(flags: Sequence[str]) -> None:
 
 
 def inspect(flags: Sequence[str]) -> None:
-    """Show parameters, FLOP, steps and learning rates of a recipe: `sightline inspect resnet50 --lr-at 0 5000`"""
-    parser = _parser("inspect", inspect, "RECIPE [--lr-at STEP ...] [--ranks N] [--json] [--part.field VALUE ...]")
+    """Show size, steps, learning rates and where values come from: `sightline inspect resnet50 --lr-at 0 5000`"""
+    usage = "RECIPE|RUN [--lr-at STEP ...] [--ranks N] [--json] [--recipe FILE] [--part.field VALUE ...]"
+    parser = _parser("inspect", inspect, usage)
+    parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
     parser.add_argument(
         "--lr-at", type=int, nargs="+", default=[], metavar="STEP", help="show the rates of these steps"
     )
@@ -350,10 +361,17 @@ def inspect(flags: Sequence[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
-    recipe, run = load_recipe("inspect", rest, _own(parser))
+    if rest and _names_run(rest[0]):
+        settings = config.of_run(Path(rest[0]), rest[1:], arguments.recipe)
+    else:
+        _refuse_recipe_of_no_run(arguments.recipe)
+        settings = config.said("inspect", rest, _own(parser)).resolved().settings
+    recipe, run = settings.build()
+    recipe.train.require_batch("inspect")
     from sightline.measure import inspect as measure
 
-    print(measure.as_text(measure.inspect(recipe, run, arguments.lr_at, arguments.ranks), arguments.json))
+    found = measure.inspect(recipe, run, arguments.lr_at, arguments.ranks)
+    print(measure.as_text(found, why(settings.differing()), arguments.json))
 
 
 def doctor(flags: Sequence[str]) -> None:
@@ -381,12 +399,11 @@ def migrate(flags: Sequence[str]) -> None:
 
 def launch(flags: Sequence[str]) -> None:
     """Train on several hosts: `sightline launch resnet50 --hosts a:8,b:8 --launcher ssh --data.path DIR`"""
-    refuse_recipe_named_first(flags)
+    _refuse_recipe_named_first(flags)
     from sightline.hardware.launch import command
-    from sightline.recipe.options import split_options
 
     options, rest = split_options(command.LaunchOptions, flags, prog="sightline launch")
-    recipe, run = load_recipe("launch", rest)
+    recipe, run = _resolved("launch", rest)
     command.launch(options, rest, recipe, run, print)
 
 
@@ -438,7 +455,7 @@ def _run(flags: list[str]) -> int:
         if flags[0] == "--version":
             print(f"sightline {__version__}", flush=True)
             return 0
-        words.refuse_command(flags[0], COMMANDS)
+        _refuse_unknown_command(flags[0])
         COMMANDS[flags[0]](flags[1:])
         if sys.stdout:  # None where it was closed
             sys.stdout.flush()  # here, where a reader that has gone can be met; at exit it would be code 120
@@ -502,10 +519,111 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def _print_help(flags: Sequence[str]) -> None:
     """Print the usual flags of a recipe, or with --help-all every flag, of one part if that is named."""
     name, wants_all, part = help_text.question(flags)
-    recipes.refuse_unknown(name)
-    if not wants_all and (text := help_text.of_recipe(name)):
-        print(text)
-        return
-    from sightline import config
+    recipe = recipes.load(name)
+    if wants_all:
+        print(help_text.every_flag(recipe, Run(), name, part))
+    else:
+        print(help_text.of_recipe(recipe, Run(), name, recipes.describe(name)))
 
-    config.print_flags(name, part)
+
+def _resolved(command: str, words: Sequence[str], own: Collection[str] = (), tells: bool = False) -> tuple[Recipe, Run]:
+    """Return the recipe and run of a command's words, with a number for the batch, which no run has measured."""
+    told = config.said(command, words, own)
+    if command in ("evaluate", "show") and not _among_ranks():
+        told.refuse_missing_data()
+    resolved = told.resolved(needs_data=tells and not _among_ranks())
+    if tells:
+        _say(resolved)
+    if command != "launch":
+        resolved.recipe.train.require_batch(command)
+    return resolved.recipe, resolved.run
+
+
+def _say(resolved: config.Resolved) -> None:
+    """Say what was decided about the data; of several ranks, their starter has."""
+    if resolved.run.progress != "off" and not _among_ranks():
+        for line in resolved.lines:
+            terminal.say_if_read(line)
+
+
+def _among_ranks() -> bool:
+    """Return whether a launcher started this process: one that ends early would leave the others waiting."""
+    return launchers.detect(os.environ) is not None
+
+
+def _refuse_uneven(recipe: Recipe, run: Run) -> None:
+    """Refuse a batch that the local ranks cannot share; else every rank would."""
+    if run.devices > 1:
+        from sightline.train.orders import refuse_uneven
+
+        refuse_uneven(recipe, run.devices)
+
+
+def _refuse_unknown_command(command: str) -> None:
+    if command in COMMANDS:
+        return
+    meant = f"; did you mean `sightline train {command}`?" if command in recipes.names() else ""
+    hint = meant or nearest(command, COMMANDS, "'{}'")
+    known = f"{hint} Known" if hint else "; known"
+    raise UsageError(f"unknown command '{command}'{known}: {', '.join(COMMANDS)}")
+
+
+def _names_run(word: str) -> bool:
+    """Return whether a word, which may name a recipe or a run folder, is the latter: also a misspelt one."""
+    if word in recipes.names() or word.startswith("-") or word.endswith(".py"):
+        return False
+    return Path(word).is_dir() or os.sep in word
+
+
+def _names_recipe(target: str, flags: Sequence[str]) -> bool:
+    """Return whether `evaluate` is about a recipe; with weights also if its name is misspelt, to be refused as such."""
+    has_weights = any(long(flag).startswith("--model.weights") for flag in flags)
+    return target in recipes.names() or target.endswith(".py") or has_weights
+
+
+def _with_config_of_run(words: Sequence[str], recipe_file: str) -> tuple[list[str], Path | None]:
+    """Return words with the config file of a run in place of its folder, and that folder."""
+    if words and _names_run(words[0]):
+        folder = Path(words[0])
+        return [*filter(None, [recipe_file]), "--config", str(config.config_of(folder)), *words[1:]], folder
+    _refuse_recipe_of_no_run(recipe_file)
+    return list(words), None
+
+
+def _refuse_recipe_of_no_run(recipe_file: str) -> None:
+    if recipe_file:
+        raise UsageError("--recipe is for runs that were made with your own recipe; give a run folder, or leave it out")
+
+
+def _refuse_flags_of_run(command: str, asked: argparse.Namespace, words: Sequence[str], own: Collection[str]) -> None:
+    if words and not words[0].startswith("-"):
+        raise UsageError(f"unexpected '{words[0]}'; `sightline {command} --help` shows what comes after {command}")
+    config.refuse_flags_of_run(command, Path(asked.run), asked.recipe, words, own)
+
+
+def _refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
+    """Refuse a positional argument after a flag of the recipe: only the recipe in RUN knows which flags take values."""
+    before = flags[flags.index(value) - 1] if value in flags[1:] else ""
+    if before.startswith("--") and "." in before and "=" not in before:
+        raise UsageError(f"'{value}' comes after {before}; begin with `sightline {usage}`, then {before} and the like")
+
+
+def _refuse_recipe_named_first(flags: Sequence[str]) -> None:
+    """Refuse an unknown recipe before the command's own options are read, which imports torch."""
+    if flags and not flags[0].startswith("-"):
+        recipes.refuse_unknown(flags[0])
+
+
+def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
+    """Run the command as several local ranks, to its end, where asked for; return whether that was done."""
+    if devices < 2:
+        return False
+    from sightline.hardware.launch import local
+
+    return local.start(devices, device, arguments)
+
+
+def _ran_as_ranks_of_run(arguments: Sequence[str], words: Sequence[str]) -> bool:
+    """Do the same for a command about a run, whose recipe is not loaded yet."""
+    run = run_fields(words)
+    return _ran_as_ranks(arguments, run.get("run.devices", 0), run.get("run.device", "auto"))

@@ -1,193 +1,195 @@
-"""How Recipe and Run flow: recipe function, then YAML, then flags, then frozen objects, then config.yaml.
+"""From what a user says to a frozen recipe: by name, by file, by object, or out of a run. Imports no torch.
 
-The only file that knows tyro; files/plain_yaml.py reads YAML.
+A recipe of one's own imports Recipe, Run and TrainConfig from here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import dataclasses
-import difflib
-import functools
-import io
+import errno
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
-import yaml
+from typing import Any
 
 from sightline import recipes
-from sightline.data import found
-from sightline.errors import BadCheckpoint, SightlineError, UsageError
-from sightline.fields import named
-from sightline.files import plain_yaml
+from sightline.errors import BadCheckpoint, UsageError
+from sightline.files.checkpoint_folder import folder_of_runs, nearest_run, run_of
 from sightline.files.plain_yaml import read_yaml
-from sightline.files.typed_json import hints_of, short, typed
-from sightline.parts import DataConfig, ModelConfig, TaskConfig
-from sightline.recipe.recipe import Recipe as Recipe
-from sightline.recipe.recipe import Run as Run
-from sightline.train.config import TrainConfig as TrainConfig
-from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import ScheduleConfig
+from sightline.files.typed_json import short
+from sightline.hardware import launch
+from sightline.parts import DataConfig
+from sightline.recipe import flags, resolve, store
+from sightline.recipe.flags import Given
+from sightline.recipe.recipe import PARTS, Recipe, Run
+from sightline.recipe.resolve import Resolved
+from sightline.recipe.settings import Origin, Settings
+from sightline.train.config import TrainConfig
 
-RAISES = contextvars.ContextVar("RAISES", default=False)
-"""Whether flags that cannot be parsed are a UsageError, as Python users expect; else tyro says so and exits."""
-RULES = ("\u256d", "\u2500", "---")  # beginnings of the lines that tyro draws around and between parts of an error
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """The parts of a Recipe for tyro, which shows no flag for its name."""
-
-    name: tyro.conf.Suppress[str]
-    model: ModelConfig
-    data: DataConfig
-    task: TaskConfig
-    optimizer: OptimizerConfig
-    schedule: ScheduleConfig
-    train: TrainConfig
+__all__ = ["Recipe", "Resolved", "Run", "TrainConfig"]
 
 
 @dataclass(frozen=True)
-class _CommandLine:
-    recipe: Annotated[_Shown, tyro.conf.arg(name="")]
+class Said:
+    """A recipe with what its user said about it, checked; the data have not been looked at."""
+
+    name: str  # of the recipe, or the path of its file
+    settings: Settings
     run: Run
 
+    def refuse_missing_data(self) -> None:
+        """Raise UsageError where the place of the data does not exist."""
+        data = self.settings.part("data")
+        path = getattr(data, "path", "")
+        if type(data).look is DataConfig.look or not path or path.startswith("synthetic:"):
+            return
+        try:
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise UsageError(
+                f"--data.path '{path}' does not exist; give the folder of your data, or draw some with `sightline "
+                f"prepare shapes --out DIR`"
+            ) from None
+        except (OSError, ValueError) as error:  # what opens the data says more
+            if isinstance(error, OSError) and error.errno == errno.ELOOP:
+                raise UsageError(
+                    f"--data.path '{path}' is a link that leads to itself; give the folder of your data"
+                ) from None
 
-def load(
-    name: str, flags: Sequence[str] = (), config: Path | None = None, say: Callable[[str], None] = lambda _: None
-) -> tuple[Recipe, Run]:
-    """Load the recipe `name`, changed by a YAML file and then by flags; say which fields of the data follow others."""
-    default = untouched(name)
-    stored = _read_yaml(config, default) if config else {}
-    recipe, run = _parse(name, default, stored, [*flags, *_fields_of_data(name, flags, config)])
-    data: Any = recipe.data
-    typed = {key.removeprefix("data.") for key in (*stored, *named(flags)) if key.startswith("data.")}
-    following, of_model = data.following(default.data, typed), recipe.model.data_fields()
-    if sizes := ", ".join(f"{field} {value}" for field, value in following.items() if field not in of_model):
-        say(f"data: {sizes}, in proportion to the size that was typed")
-    fields = {field: value for field, value in {**following, **of_model}.items() if field not in typed}
-    return (dataclasses.replace(recipe, data=dataclasses.replace(data, **fields)) if fields else recipe), run
+    def resolved(self, needs_data: bool = False) -> Resolved:
+        """Look at the model and the data; return the frozen recipe."""
+        return resolve.ask(self.settings, needs_data)
 
 
-def changed(recipe: Recipe, run: Run, flags: Sequence[str]) -> tuple[Recipe, Run]:
-    """Return objects that were built in Python, changed by flags."""
-    return _parse(recipe.name, recipe, {}, flags, run)
+def said(command: str, words: Sequence[str], own: Collection[str] = ()) -> Said:
+    """Read the words behind a command: a recipe or --config FILE, then flags, which may be short ones. `own` are the
+    flags of the command itself, for suggestions."""
+    file, rest = _config_in(words)
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+    if not name:
+        if file is None:
+            raise UsageError(
+                f"{command} what? Known: {', '.join(recipes.names())}; "
+                f"e.g. `sightline {command} {recipes.names()[0]} --data.path DIR`"
+            )
+        name = recipe_named_in(file)
+    settings = Settings(recipes.load(name), Run())
+    settings = resolve.said(settings, rest, file=file, of=f"{command} {name}", own=own)
+    return Said(name, settings, settings.part("run"))
 
 
-def _fields_of_data(name: str, flags: Sequence[str], config: Path | None) -> list[str]:
-    """Return flags for what the data decide and nobody typed. What cannot be opened is reported by who needs it."""
+def load(name: str, flags: Given = (), config: Path | None = None) -> tuple[Recipe, Run]:
+    """Load the recipe `name`, changed by a YAML file and then by flags."""
+    settings = resolve.said(Settings(recipes.load(name), Run()), flags, file=config)
+    resolved = resolve.ask(settings, needs_data=False)
+    return resolved.recipe, resolved.run
+
+
+def named(recipe: str, *given: Given) -> Resolved:
+    """Resolve a recipe by its name, or by the path of a recipe or a config file, changed by flags."""
+    file = Path(recipe) if recipe.endswith((".yaml", ".yml")) else None
+    if file and not file.exists():
+        raise UsageError(f"--config {file} does not exist; give a YAML file, e.g. config.yaml of a run folder")
+    name = recipe_named_in(file) if file else recipe
+    settings = resolve.said(Settings(recipes.load(name), Run()), *given, file=file, of=f"train {name}")
+    told = Said(name, settings, settings.part("run"))
+    if is_alone := launch.detect(os.environ) is None:  # else other ranks would wait for one that ends this early
+        told.refuse_missing_data()
+    return told.resolved(needs_data=is_alone)
+
+
+def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
+    """Resolve objects that were built in Python, changed by flags."""
+    return resolve.ask(resolve.said(Settings.of(recipe, run), *given), needs_data=True)
+
+
+def of_run(folder: Path, given: Given = (), recipe_file: str = "") -> Settings:
+    """Return the settings that a run was started with, as its config.yaml has them, changed by flags."""
+    file = folder / "config.yaml"
+    settings = Settings(recipes.load(recipe_file or recipe_named_in(file)), Run())
+    values, origins = store.read_file(file, settings)
+    return resolve.said(settings.put(Origin.STORED, values, origins), given)
+
+
+def of_stored(
+    values: Mapping[str, Any], recipe_file: str = "", *given: Given, origins: Mapping[str, str] | None = None
+) -> Settings:
+    """Return the settings of the recipe in a checkpoint, changed by flags. Only our own names are resolved from a file;
+    a user's recipe is named by the user."""
+    stored = values.get("recipe")
+    if not isinstance(stored, str):
+        raise BadCheckpoint(f"the checkpoint's recipe is called {short(stored)}, expected a name; take another one")
+    if not recipe_file and stored not in recipes.names():
+        raise UsageError(f"this run was made with your own recipe '{stored}'; add --recipe PATH/TO/{stored}.py")
+    settings = Settings(recipes.load(recipe_file or stored), Run())
+    # Only what a recipe is made of: a checkpoint must not say where things are written.
+    parts = {part: values[part] for part in PARTS if part in values}
+    with _blaming_the_checkpoint():
+        known = store.fields_of(parts, settings, "the checkpoint's recipe")
+    settings = settings.put(Origin.STORED, known, origins or {})
     try:
-        return found.of_recipe(name, flags, config, wants_line=False).flags
-    except SightlineError:
-        return []
+        changed = resolve.said(settings, *given)
+        changed.part("model").refuse_unknown()
+        return changed
+    except UsageError:
+        with _blaming_the_checkpoint():  # where it cannot be used without the flags either
+            settings.build()[0].model.refuse_unknown()
+        raise
 
 
-def untouched(name: str) -> Recipe:
-    """Return the recipe `name` as it is for a user who types nothing: its own bf16 may fall back to fp32."""
-    recipe: Recipe = recipes.find(name).recipe()
-    if recipe.train.precision != "bf16":
-        return recipe
-    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, precision="bf16_or_fp32"))
+def refuse_flags_of_run(command: str, run: Path, recipe_file: str, words: Sequence[str], own: Collection[str]) -> None:
+    """Refuse flags that the recipe of a run does not have, and wrong values. A recipe that cannot be found here is left
+    to who opens the run."""
+    name = recipe_file
+    if not name:
+        with contextlib.suppress(UsageError):  # a damaged file does not matter: checkpoints hold their recipe
+            name = str(read_yaml(run_of(run) / "config.yaml").get("recipe"))
+    if recipe_file.endswith(".py") or name in recipes.names():
+        hints = Settings(recipes.load(name), Run()).hints()
+        flags.read(words, hints, f"{command} {name}", own)
 
 
-def _parse(
-    name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str], run: Run | None = None
-) -> tuple[Recipe, Run]:
-    """Build objects from a recipe, values of a file ("part.field" -> value), and flags. Only flags are parsed: no text
-    of a file is ever read as one."""
-    recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, named(flags))}, run)
+def config_of(folder: Path) -> Path:
+    """Return the config file of a run folder; UsageError if it is not one."""
+    if (file := folder / "config.yaml").is_file():
+        return file
+    if not folder.exists():
+        raise UsageError(f"{folder} does not exist{nearest_run(folder)}")
+    what = "not a run folder; give a recipe, or a folder that `sightline train` wrote, e.g. runs/resnet50"
+    raise UsageError(f"{folder} is {folder_of_runs(folder) or what}")
+
+
+def without_all_folds(words: Sequence[str]) -> tuple[list[str], bool]:
+    """Return words without `--data.fold all`, which means one run per fold, and whether it was given."""
+    rest = [word for word in words if word != "--data.fold=all"]
+    for at in reversed(range(len(rest) - 1)):
+        if rest[at : at + 2] == ["--data.fold", "all"]:
+            del rest[at : at + 2]
+    return rest, len(rest) < len(words)
+
+
+@contextlib.contextmanager
+def _blaming_the_checkpoint() -> Iterator[None]:
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            recipe, run = _parse_named(recipe, run, flags)
-    except (SystemExit, TypeError, ValueError):  # the whole parser words the error, or shows the help
-        recipe, run = _parse_whole(name, recipe, run, flags)
-    recipe.model.refuse_unknown()
-    return recipe, run
+        yield
+    except UsageError as error:
+        raise BadCheckpoint(f"{error}; take another checkpoint, or the version that wrote this one") from error
 
 
-def _parse_whole(name: str, recipe: Recipe, run: Run, flags: Sequence[str]) -> tuple[Recipe, Run]:
-    parse = functools.partial(
-        tyro.cli,
-        _CommandLine,
-        default=_CommandLine(_Shown(**vars(recipe)), run),
-        config=(tyro.conf.AvoidSubcommands,),
-        args=list(flags),
-        prog=f"sightline train {name}",
-        description=recipes.find(name).__doc__ if name in recipes.names() or name.endswith(".py") else None,
-    )
-    if not RAISES.get():
-        parsed = parse()
-        return Recipe(**vars(parsed.recipe)), parsed.run
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            parsed = parse()
-    except SystemExit:
-        raise UsageError(_first_of_box(said.getvalue()) or "flags that print help are for the command line") from None
-    return Recipe(**vars(parsed.recipe)), parsed.run
-
-
-def _first_of_box(text: str) -> str:
-    """Return the first part of what tyro says about an error, within rules and below a title; "" if it is help."""
-    lines = [line.strip("\u2502| ") for line in text.splitlines()]
-    rules = [at for at, line in enumerate(lines) if line.startswith(RULES)]
-    return " ".join(lines[rules[0] + 1 : rules[1]]) if len(rules) > 1 and rules[0] <= 1 else ""
-
-
-def print_flags(name: str, part: str = "") -> None:
-    """Print every flag of a recipe, or those of one part, with their texts and defaults."""
-    recipe = recipes.find(name).recipe()
-    if not part:
-        _parse(name, recipe, {}, ["--help"])  # exits
-    shown = {**_parts(recipe), "run": Run()}[part]
-    only = dataclasses.make_dataclass("only", [(part, type(shown))])
-    markers = (tyro.conf.AvoidSubcommands,)
-    tyro.cli(only, default=only(shown), config=markers, args=["--help"], prog=f"sightline train {name}")
-
-
-def _parse_named(recipe: Recipe, run: Run, flags: Sequence[str]) -> tuple[Recipe, Run]:
-    """Build what the whole parser builds, in a tenth of its time, with a parser of only the fields that flags name.
-    Raise ValueError for flags of anything else. Every part is built again, which checks it."""
-    parts = {**_parts(recipe), "run": run}
-    asked = {".".join(key.split(".")[:2]).replace(".no_", ".") for key in named(flags)}
-    fields = {
-        name: tuple(field.name for field in dataclasses.fields(part) if field.init and f"{name}.{field.name}" in asked)
-        for name, part in parts.items()
-    }
-    if sum(map(len, fields.values())) < len(asked):
-        raise ValueError(f"some of these are not fields: {sorted(asked)}")
-    values: dict[str, dict[str, Any]] = {name: {} for name in parts}
-    if flags:
-        whole, kinds = _holders(tuple((name, type(part), fields[name]) for name, part in parts.items() if fields[name]))
-        default = {name: kind(*(getattr(parts[name], f) for f in fields[name])) for name, kind in kinds.items()}
-        markers = tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff
-        parsed = tyro.cli(whole, default=whole(**default), config=markers, args=list(flags))
-        values |= {name: vars(part) for name, part in vars(parsed).items()}
-    # In the order of the whole parser, so that the first of several errors is the same.
-    built = {name: dataclasses.replace(part, **values[name]) for name, part in _parts(recipe).items()}
-    return dataclasses.replace(recipe, **built), dataclasses.replace(run, **values["run"])
-
-
-@functools.cache
-def _holders(fields: tuple[tuple[str, type, tuple[str, ...]], ...]) -> tuple[type, dict[str, type]]:
-    """Return a dataclass of parts, and these by name: dataclasses of only these fields, without a part's checks."""
-    kinds = {}
-    for name, part, names in fields:
-        hints = hints_of(part, with_extras=True)
-        kinds[name] = _plain_dataclass(part.__name__, [(field, hints[field]) for field in names])
-    return _plain_dataclass("Named", list(kinds.items())), kinds
-
-
-def _plain_dataclass(name: str, fields: list[tuple[str, Any]]) -> type:
-    """Return a dataclass that holds values. tyro looks for no help in what calls itself built in, nor is there any."""
-    return dataclasses.make_dataclass(
-        name, fields, repr=False, eq=False, namespace={"__module__": "builtins", "__doc__": ""}
-    )
+def _config_in(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the file behind --config, and the other words."""
+    rest = [each for word in words for each in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    if "--config" not in rest:
+        return None, rest
+    at = rest.index("--config")
+    if at + 1 == len(rest):
+        raise UsageError("--config needs a file, e.g. --config runs/demo/config.yaml")
+    file = Path(rest[at + 1])
+    if not file.exists():
+        raise UsageError(f"--config {file} does not exist; give a YAML file, e.g. config.yaml of a run folder")
+    del rest[at : at + 2]
+    return file, rest
 
 
 def recipe_named_in(config: Path) -> str:
@@ -202,166 +204,3 @@ def recipe_named_in(config: Path) -> str:
             f"sightline train PATH/TO/{Path(name).stem}.py --config {config}"
         )
     return name
-
-
-def from_json(values: Mapping[str, Any], name: str = "", flags: Sequence[str] = ()) -> tuple[Recipe, Run]:
-    """Load the recipe stored in a checkpoint, changed by flags. Only our own names are resolved from a file; a user's
-    recipe is named by the user."""
-    stored = values.get("recipe")
-    if not isinstance(stored, str):
-        raise BadCheckpoint(f"the checkpoint's recipe is called {short(stored)}, expected a name; take another one")
-    if not name and stored not in recipes.names():
-        raise UsageError(f"this run was made with your own recipe '{stored}'; add --recipe PATH/TO/{stored}.py")
-    default = recipes.find(name or stored).recipe()
-    # Only what a recipe is made of: a checkpoint must not say where things are written.
-    parts = {part.name: values[part.name] for part in dataclasses.fields(Recipe)[1:] if part.name in values}
-    with _blaming_the_checkpoint():
-        known = _typed_fields(parts, _parts(default), "the checkpoint's recipe")
-    try:
-        return _parse(name or stored, default, known, flags)
-    except UsageError:
-        with _blaming_the_checkpoint():  # where it cannot be used without the flags either
-            for part in _parts(_holding(default, known)[0]).values():
-                made = dataclasses.replace(part)
-                if isinstance(made, ModelConfig):
-                    made.refuse_unknown()
-        raise
-
-
-@contextlib.contextmanager
-def _blaming_the_checkpoint() -> Iterator[None]:
-    try:
-        yield
-    except UsageError as error:
-        raise BadCheckpoint(f"{error}; take another checkpoint, or the version that wrote this one") from error
-
-
-def to_json(recipe: Recipe) -> dict[str, Any]:
-    """Return plain values of every field, under the names that users type."""
-    values: dict[str, Any] = {"recipe": recipe.name}
-    for part in dataclasses.fields(recipe)[1:]:
-        values[part.name] = _plain(getattr(recipe, part.name))
-    return values
-
-
-def dump(recipe: Recipe, run: Run) -> str:
-    """Return the text of config.yaml; `load` of it gives the same objects."""
-    return plain_yaml.dump({**to_json(recipe), "run": _plain(run)})
-
-
-def at_absolute_paths(recipe: Recipe, run: Run) -> tuple[Recipe, Run]:
-    """Return what a run stores, so that it finds its data and its folder from any directory. Fields that are compared
-    on resume (model.weights, data.static) stay as they were typed."""
-    places = {"out": run.out or f"runs/{recipe.name}", "benchmark_log": run.benchmark_log}
-    places["rank_logs"] = run.rank_logs
-    if run.resume not in ("auto", "never"):
-        places["resume"] = run.resume
-    absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in places.items() if path}
-    data = recipe.data.at_absolute_path()
-    return dataclasses.replace(recipe, data=data), dataclasses.replace(run, **absolute)
-
-
-def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """Return one line per field that decides the result and has changed since `stored` was written.
-
-    A field that `stored` does not know was added by a later version; at its default it changes nothing.
-    """
-    before, after = dict(_leaves(stored)), dict(_leaves(to_json(recipe)))
-    ignored = set()
-    for part, field in _fields(recipe):
-        key = f"{part.name}.{field.name}"
-        is_new = key not in before and getattr(getattr(recipe, part.name), field.name) == field.default
-        if is_new or not field.metadata.get("decides_result", True):
-            ignored.add(key)
-    return [
-        f"{key[:80]}: {str(before.get(key, 'absent'))[:200]} -> {after.get(key, 'absent')}"
-        for key in dict.fromkeys([*before, *after])
-        if before.get(key) != after.get(key) and key not in ignored
-    ]
-
-
-def leaves(recipe: Recipe, run: Run) -> dict[str, Any]:
-    """Return every field under its dotted name, e.g. for TensorBoard's hparams."""
-    return dict(_leaves({**to_json(recipe), "run": _plain(run)}))
-
-
-def to_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Format plain values as YAML, one document each."""
-    return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)
-
-
-def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values for fields that the named ones make obsolete."""
-    resets: dict[str, Any] = {}
-    for name, part in _parts(recipe).items():
-        own = {key.removeprefix(f"{name}."): value for key, value in named.items() if key.startswith(f"{name}.")}
-        implied = part.implied(own) if own and hasattr(part, "implied") else {}
-        resets |= {f"{name}.{key}": value for key, value in implied.items()}
-    return resets
-
-
-def _parts(recipe: Recipe) -> dict[str, Any]:
-    return {part.name: getattr(recipe, part.name) for part in dataclasses.fields(recipe)[1:]}
-
-
-def _holding(default: Recipe, values: Mapping[str, Any], run: Run | None = None) -> tuple[Recipe, Run]:
-    """Return copies with these values, unchecked: whether they fit together is decided after the flags."""
-    parts = {}
-    for name, part in {**_parts(default), "run": run or Run()}.items():
-        parts[name] = object.__new__(type(part))
-        for field in dataclasses.fields(part):
-            value = values.get(f"{name}.{field.name}", getattr(part, field.name))
-            object.__setattr__(parts[name], field.name, value)
-    run = parts.pop("run")
-    return dataclasses.replace(default, **parts), run
-
-
-def _fields(recipe: Recipe) -> Iterator[tuple[dataclasses.Field[Any], dataclasses.Field[Any]]]:
-    for part in dataclasses.fields(recipe)[1:]:
-        for field in dataclasses.fields(getattr(recipe, part.name)):
-            yield part, field
-
-
-def _plain(part: Any) -> dict[str, Any]:
-    values = {}
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name)
-        values[field.name] = list(value) if isinstance(value, tuple) else value
-    return values
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _read_yaml(path: Path, recipe: Recipe) -> dict[str, Any]:
-    values = read_yaml(path)
-    values.pop("recipe", None)
-    return _typed_fields(values, {**_parts(recipe), "run": Run()}, str(path))
-
-
-def _typed_fields(values: Mapping[str, Any], parts: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields of these parts as "part.field" -> value, each as the type that its part declares."""
-    known = {f"{name}.{field}": value for name, part in parts.items() for field, value in _plain(part).items()}
-    found = {}
-    for part, fields in values.items():
-        if not isinstance(part, str) or not isinstance(fields, dict):
-            raise UsageError(f"{where}: expected `{short(part)}` to hold fields, e.g. `train: {{epochs: 10}}`")
-        for field, value in fields.items():
-            key = f"{part}.{field}"
-            if not isinstance(field, str) or key not in known:
-                near = difflib.get_close_matches(key[:80], known, n=1)
-                hint = f"; did you mean '{near[0]}'?" if near else ""
-                raise UsageError(f"{where}: unknown key '{key[:80]}'{hint}")
-            if isinstance(value, bool) and isinstance(known[key], str):
-                value = "on" if value else "off"  # as YAML 1.1 reads these two words
-            try:
-                found[key] = typed(value, hints_of(type(parts[part]))[field], from_text=True)
-            except ValueError as error:
-                like = f"write it like its default, {known[key]!r}"
-                raise UsageError(f"{where}: '{key}' is {short(value)}; {error}; {like}") from None
-    return found

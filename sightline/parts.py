@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from sightline.errors import UsageError
 from sightline.files.typed_json import as_dataclass, short
 from sightline.recipe.part import Part
-from sightline.recipe.part import not_compared as undecisive  # noqa: F401
-from sightline.recipe.part import refuse_foreign_fields as refuse_foreign_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,10 +185,14 @@ class DataFacts:
     opened: Mapping[Any, Any] = field(default_factory=dict)  # what was read, for `open_splits`
 
 
+NOTHING_OPENED = DataFacts()
+
+
 class DataConfig(Part, ABC):
     """Location of the samples, and how they are prepared for the network."""
 
     part = "data"
+    worker_modules: tuple[str, ...] = ()  # that loader processes need, to be imported once for all of them
 
     on_bad_sample: Literal["fail", "skip"]
     max_bad_samples: int

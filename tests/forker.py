@@ -181,18 +181,13 @@ if __name__ == "__main__":
     import sightline.report.page
     import sightline.report.samples
     import sightline.runs.ending  # noqa: F401
-    from sightline import cli, config, fields, recipes
-    from sightline.data import found
+    from sightline import cli, config, recipes
     from sightline.hardware import devices
     from sightline.runs.environment import environment
 
     for recipe in recipes.names():
         recipes.find(recipe)
-        fields.flags_of(recipe)  # reads the sources of all parts
-    for own in Path(__file__).parent.glob("*/faulty*.py"):
-        fields.flags_of(str(own))
-    config.load("demo_classification", ["--train.epochs=1"])  # imports the parser of flags
-    found.of_recipe("demo_classification", ["--data.path=synthetic:samples=8"], None)  # imports all sources
+    config.load("demo_classification", ["--data.path=synthetic:samples=8"])  # imports all sources
     environment(devices.select("cpu"), 1)  # looks for the versions of packages
     _warm_up_compiler()
     warm.keep_no_stacks()

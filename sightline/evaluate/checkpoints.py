@@ -25,7 +25,6 @@ from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.errors import BadCheckpoint, BadData, SightlineError, UsageError, first_of
 from sightline.evaluate.run import evaluate
-from sightline.fields import named
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
 from sightline.hardware import world
@@ -34,6 +33,8 @@ from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, PredictOptions, Scores, Task
+from sightline.recipe import store
+from sightline.recipe.flags import Given
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint
@@ -84,11 +85,9 @@ class Trained:
     device: Device
 
     @classmethod
-    def set_up(
-        cls, path: Path, tensors: Tensors, stored: dict[str, Any], recipe_file: str, flags: Sequence[str]
-    ) -> Self:
+    def set_up(cls, path: Path, tensors: Tensors, stored: dict[str, Any], recipe_file: str, *given: Given) -> Self:
         """Read the recipe of a checkpoint that was loaded, and find this process's place and device."""
-        recipe, run, spec = recipe_of(path, stored, recipe_file, flags)
+        recipe, run, spec = recipe_of(path, stored, recipe_file, *given)
         here, device, recipe = set_up(recipe, run)
         recipe = dataclasses.replace(recipe, task=recipe.task.for_data(spec))
         return cls(path, tensors, stored, recipe, run, spec, here, device)
@@ -141,15 +140,15 @@ def load_weights(model: nn.Module, tensors: Tensors) -> None:
     model.load_state_dict(tensors[stem])
 
 
-def recipe_of(
-    path: Path, stored: dict[str, Any], recipe_file: str, flags: Sequence[str]
-) -> tuple[Recipe, Run, DataSpec]:
+def recipe_of(path: Path, stored: dict[str, Any], recipe_file: str, *given: Given) -> tuple[Recipe, Run, DataSpec]:
     """Return what a checkpoint was made with, changed by flags; raise BadCheckpoint where it does not say."""
     try:
         checkpoint.require(stored, "progress", "recipe", "spec")
-        recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
+        origins = store.origins_of(stored.get(store.ORIGINS))
+        settings = config.of_stored(stored["recipe"], recipe_file, *given, origins=origins)
+        recipe, run = settings.build()
         recipe.train.require_batch("this command")
-        typed = {name.removeprefix("data.") for name in named(flags) if name.startswith("data.")}
+        typed = settings.typed_in("data")
         data = _own_or_whole(recipe.data.in_run(run_of(path), typed), typed, recipe.train.seed, stored)
         return dataclasses.replace(recipe, data=data), run, DataSpec.from_json(stored["spec"])
     except BadCheckpoint as error:
@@ -254,7 +253,7 @@ def loading(
         yield here, bound, loader, log
 
 
-def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict[str, Any]]:
+def evaluate_all(run: Path, given: Given, recipe_file: str) -> list[dict[str, Any]]:
     """Return a row of scores for every checkpoint after a step, sorted by step.
 
     All are evaluated with the recipe of the newest, so that the numbers compare. The table is written after each one,
@@ -264,11 +263,11 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
         raise UsageError(f"{run} is a checkpoint and --all needs a run folder; leave out --all")
     paths = [path for path in checkpoint.all_of(run) if int(path.name.removeprefix("ckpt-")) > 0]
     newest, tensors, stored = _newest(run, paths)
-    with opened(Trained.set_up(newest, tensors, stored, recipe_file, flags), run, is_once=False) as evaluation:
+    with opened(Trained.set_up(newest, tensors, stored, recipe_file, given), run, is_once=False) as evaluation:
         log = evaluation.log
         made_with = {
             "data": evaluation.bound.dataset.fingerprint,
-            "changes": config.diff(stored["recipe"], evaluation.recipe),
+            "changes": store.diff(stored["recipe"], evaluation.recipe),
         }
         table = {row["checkpoint"]: row for row in _rows(log.folder.path / TABLE) if _has(row, made_with)}
         evaluation.world.barrier()  # no rank may write before all have read

@@ -28,6 +28,7 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, Dataset, DataSpec, PredictJob, PredictOptions, Task
+from sightline.recipe.flags import Given
 from sightline.report.predictions import DOCUMENT, TABLE, ResultFolder
 from sightline.results import Prediction
 from sightline.runs.log import RunLog
@@ -76,9 +77,9 @@ class Sink(Protocol):
         """Record a file that cannot be read; the others are still predicted."""
 
 
-def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file: str, command: str) -> Trained:
+def open_trained(run_folder: Path, which: str, recipe_file: str, command: str, *given: Given) -> Trained:
     """Load the checkpoint of a run that `which` names, in one process; with "" as the command in any number."""
-    trained = Trained.set_up(*checkpoint.read_of_run(run_folder, which), recipe_file, flags)
+    trained = Trained.set_up(*checkpoint.read_of_run(run_folder, which), recipe_file, *given)
     if command and (ranks := trained.world.size) > 1:
         raise UsageError(
             f"{command} runs in one process and was started in {ranks}; leave --run.devices and the launcher out"

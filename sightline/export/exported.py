@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from sightline.export.run import on_cpu
 from sightline.export.served import FORMAT, Runs
 from sightline.files.typed_json import loads, typed
 from sightline.parts import Batch, Bound, PredictOptions, Task
+from sightline.recipe.flags import Given
 from sightline.train import checkpoint
 
 MAX_ABOUT_BYTES = 16 * 2**20
@@ -74,7 +74,7 @@ class Exported(Trained):
         return dict(zip(self.stored["outputs"], model(batch["image"]), strict=True)), batch
 
 
-def open_exported(path: Path, which: str, flags: Sequence[str], recipe_file: str, trust: bool) -> Exported:
+def open_exported(path: Path, which: str, recipe_file: str, trust: bool, *given: Given) -> Exported:
     """Open a file for `predict`; one whose loading can run code only if the user trusts it."""
     if which != "best":
         raise UsageError(f"--checkpoint {which}: {path} is one network; leave it out, or give the run")
@@ -95,9 +95,9 @@ def open_exported(path: Path, which: str, flags: Sequence[str], recipe_file: str
         typed(typed(about.get("input"), dict[str, Any]).get("dtype"), str)
     except ValueError as error:
         raise BadCheckpoint(f"{path}: its description is damaged ({error}); export it again") from error
-    opened = Exported.set_up(path, {}, about, recipe_file, on_cpu(flags, "predict with a file"))
+    opened = Exported.set_up(path, {}, about, recipe_file, *on_cpu("predict with a file", *given))
     opened = dataclasses.replace(opened, trust=trust)
-    stored = config.from_json(about["recipe"], recipe_file)[0]
+    stored = config.of_stored(about["recipe"], recipe_file).build()[0]
     changes = [f"--model.{each}" for each in _differing(opened.recipe.model, stored.model)]
     if not about["raw"] and stored.task.decodes:
         changes += [f"--task.{each}" for each in _differing(opened.recipe.task, stored.task)]

@@ -24,8 +24,9 @@ from sightline.export.compare import Matched, match_boxes, relative_difference
 from sightline.export.served import Runs, Served, as_text, describe
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.whole import write_whole
-from sightline.named_recipe import value_of
 from sightline.parts import ServedInput
+from sightline.recipe.flags import Given
+from sightline.recipe.resolve import run_fields
 
 LIMIT = 1e-4  # largest relative difference, in fp32
 LEAST_MATCHED = 0.99  # share of detections that must be found on both sides
@@ -48,7 +49,7 @@ class ExportOptions:
 def export(
     run_folder: str,
     options: ExportOptions,
-    flags: Sequence[str] = (),
+    flags: Given = (),
     which: str = "best",
     recipe_file: str = "",
     say: Callable[[str], None] = terminal.say,
@@ -56,7 +57,7 @@ def export(
     """Write the network of a checkpoint, and compare what the file computes; return the path of the file."""
     chosen, raw = formats.find(options.format), options.raw
     chosen.check_installed()
-    trained = open_trained(Path(run_folder), which, on_cpu(flags, "export"), recipe_file, "export")
+    trained = open_trained(Path(run_folder), which, recipe_file, "export", *on_cpu("export", flags))
     task = trained.recipe.task
     if raw and not (task.decodes and chosen.RUNS):
         why = f"--format {options.format} holds weights" if task.decodes else "its outputs are those of the network"
@@ -80,11 +81,11 @@ def export(
     return path
 
 
-def on_cpu(flags: Sequence[str], command: str) -> list[str]:
+def on_cpu(command: str, *given: Given) -> tuple[Given, ...]:
     """Return the flags for a command whose network runs on the CPU."""
-    if (device := value_of("device", flags, "auto")) not in ("auto", "cpu"):
+    if (device := run_fields(*given).get("run.device", "auto")) not in ("auto", "cpu"):
         raise UsageError(f"--run.device {device}: {command} runs the network on the CPU; leave it out")
-    return [*flags, "--run.device=cpu"]
+    return (*given, {"run.device": "cpu"})
 
 
 def _serve(trained: Trained, raw: bool) -> Served:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sightline import __version__
-from sightline.config import to_json
 from sightline.evaluate.checkpoints import Trained, stem_of
 from sightline.files.checkpoint_folder import sha256_of
 from sightline.parts import ServedInput, Task
+from sightline.recipe import store
 
 FORMAT = 1
 INPUT = "image"
@@ -56,7 +56,7 @@ def describe(trained: Trained, served: Served) -> dict[str, Any]:
     needs. Paths of the machine are left out."""
     task, spec, entry = trained.recipe.task, trained.spec, served.entry
     stem = stem_of(trained.tensors)
-    fields = to_json(trained.recipe)
+    fields = store.to_json(trained.recipe)
     fields["data"] |= entry.fields
     return {
         "format": FORMAT,

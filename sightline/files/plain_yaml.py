@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ class _PlainLoader(yaml.SafeLoader):
 def to_text(values: Mapping[str, Any]) -> str:
     """Format plain values as YAML, in their order; `read_yaml` reads it."""
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def to_documents(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Format plain values as YAML, one document each."""
+    return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)
 
 
 def dump(values: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import psutil
 import torch
@@ -25,8 +25,10 @@ from sightline.errors import UsageError
 from sightline.hardware import onednn
 from sightline.hardware.limits import CUDA_QUEUES, memory_limit
 
+if TYPE_CHECKING:
+    from sightline.recipe.recipe import Recipe
+
 Precision = Literal["fp32", "bf16", "fp16"]
-BF16_OR_FP32 = "bf16_or_fp32"  # of --train.precision: fp32 where bf16 would only be emulated
 # Values of ONEDNN_MAX_CPU_ISA that keep oneDNN from the instructions for bf16.
 ONEDNN_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")  # the two workspaces with which cuBLAS repeats its bits
@@ -127,13 +129,19 @@ class Device:
         """Return the precision to use: `auto` is what this device does well; what it cannot do is an error."""
         if wanted == "auto":
             return self._preferred_precision()
-        if wanted == BF16_OR_FP32:
-            return "bf16" if "bf16" in self.autocast and self.has_bf16() else "fp32"
         for known in get_args(Precision):
             if wanted == known and (known == "fp32" or known in self.autocast):
                 return known
-        usable = ", ".join(["auto", "fp32", *self.autocast, BF16_OR_FP32])
+        usable = ", ".join(["auto", "fp32", *self.autocast])
         raise UsageError(f"precision '{wanted}' is not available on {self.kind}; use --train.precision with {usable}")
+
+    def precision_of(self, recipe: Recipe) -> Precision:
+        """Return the precision of a recipe here. Its own bf16, which nobody typed, falls back to fp32 where it would
+        only be emulated."""
+        wanted = recipe.train.precision
+        if wanted == "bf16" and recipe.is_own("train.precision"):
+            return "bf16" if "bf16" in self.autocast and self.has_bf16() else "fp32"
+        return self.resolve_precision(wanted)
 
     def _preferred_precision(self) -> Precision:
         if "bf16" in self.autocast and self.has_bf16():

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.data.loading.forkserver import BINDING
 from sightline.errors import SightlineError
 from sightline.hardware import launch
 from sightline.hardware.limits import CUDA_QUEUES
 
 if TYPE_CHECKING:
     from sightline.hardware.devices import Device
+    from sightline.recipe.recipe import Run
 
 NODE = "/dev/nvidiactl"  # there where the driver is
 # Libraries that the first step reads, by how their names begin. A page fault reads 128 KiB and waits for it; asked for
@@ -36,13 +36,12 @@ def has_begun() -> bool:
     return _begun.is_set()
 
 
-def begin(device: str, flags: Sequence[str]) -> None:
+def begin(run: Run) -> None:
     """Create the context of the device that a run asks for, and read CUDA's libraries, on threads of their own. Call it
-    only in a process that trains on this device itself, unless its flags make it start ranks or bind it to CPUs."""
-    kind, _, number = device.partition(":")
-    words = {flag.partition("=")[0] for flag in flags}
+    only in a process that trains on this device itself; a run that starts ranks or binds itself to CPUs does not."""
+    kind, _, number = run.device.partition(":")
     libraries = _libraries() if kind in ("auto", "cuda") and os.path.exists(NODE) else []
-    if not libraries or words & {*BINDING, "--run.devices"}:
+    if not libraries or run.devices or run.binds_cpus:
         return
     try:
         place = launch.detect(os.environ)

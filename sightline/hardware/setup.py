@@ -6,17 +6,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from sightline import kernels
-from sightline.config import Recipe, Run
 from sightline.errors import UsageError
 from sightline.hardware import affinity, devices, world
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
+from sightline.recipe.recipe import Recipe, Run
 
 
 def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
@@ -42,8 +41,8 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
         torch.set_num_threads(run.threads)
     elif cpus:
         torch.set_num_threads(min(torch.get_num_threads(), cpus))
-    precision = device.resolve_precision(recipe.train.precision)
-    return here, device, replace(recipe, train=replace(recipe.train, precision=precision))
+    precision = device.precision_of(recipe)
+    return here, device, recipe.decided({"train.precision": precision}, "this device")
 
 
 @contextmanager

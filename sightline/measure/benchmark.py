@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import torch
 
-from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import worker_count
@@ -36,6 +35,7 @@ from sightline.measure.peers import BATCHES, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
 from sightline.measure.scaling import ScalingOptions
 from sightline.parts import Bound, Split
+from sightline.recipe import store
 from sightline.train.orders import eval_order
 
 SCHEMA = 2  # 1: `mfu` was of the matrix product measured in the same run (`step.peak`)
@@ -147,7 +147,7 @@ def _result(
         "precision": recipe.train.precision,
         "options": _as_json(options),
         **provenance(device),
-        "config": {**config.to_json(recipe), "run": asdict(run)},
+        "config": {**store.to_json(recipe), "run": asdict(run)},
     }
     one, alone = ranks.share_of(recipe, here), {}
     try:
@@ -296,7 +296,7 @@ def _peers_of(recipe: Recipe, run: Run, ours: peers.Ours) -> tuple[list[Maker], 
     if not task.peers:
         raise UsageError(f"--peers: {type(task).__name__} names nothing to compare with (peers); leave --peers out")
     named = importlib.import_module(f"sightline.measure.peers_{task.peers}")
-    precision = ours.device.resolve_precision(recipe.train.precision)
+    precision = ours.device.precision_of(recipe)
     chosen, left_out = peers.choose_peers(named.STEP_PEERS, run.compile, ours.device, precision)
     return named.steps(chosen, ours), left_out
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sightline import config
 from sightline.config import Recipe, Run
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
+from sightline.recipe import store
 from sightline.train.model import choose_trainable
 from sightline.train.orders import length_of, train_order
 
@@ -55,12 +55,12 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int | No
     if getattr(recipe.model, "weights", ""):
         loaded = recipe.model.load_weights(recipe.model.build(spec))
         found["weights"] = {"note": loaded.note, "tensors": [asdict(row) for row in loaded.tensors]}
-    found["config"] = {**config.to_json(recipe), "run": vars(run)}
+    found["config"] = {**store.to_json(recipe), "run": vars(run)}
     return found
 
 
-def as_text(found: dict[str, Any], as_json: bool) -> str:
-    """Format the facts as JSON, or for people."""
+def as_text(found: dict[str, Any], why: Sequence[str], as_json: bool) -> str:
+    """Format the facts as JSON, or for people, then with the values that differ from the recipe, and why."""
     if as_json:
         return json.dumps(found, indent=1)
     lines = [
@@ -85,10 +85,8 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
         lines += [f"  learning rate at step {step}: {rate:.6g}" for step, rate in found["lr_at"].items()]
     if "weights" in found:
         lines += _weights_table(**found["weights"])
-    for part, fields in found["config"].items():
-        if isinstance(fields, dict):
-            lines.append(f"  {part}: " + ", ".join(f"{name}={value}" for name, value in fields.items()))
-    return "\n".join(lines)
+    lines.append("  differs from the recipe:" if why else "  every value is the recipe's own")
+    return "\n".join([*lines, *(f"    {line}" for line in why)])
 
 
 def _weights_table(note: str, tensors: list[dict[str, str]]) -> list[str]:

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import worker_count
 from sightline.errors import SightlineError, UsageError
@@ -28,6 +27,7 @@ from sightline.hardware import devices
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.provenance import provenance, result_file
+from sightline.recipe import store
 
 Say = Callable[[str], None]
 Phases = dict[str, float]  # seconds
@@ -43,7 +43,7 @@ def measure(recipe: Recipe, run: Run, words: Sequence[str], out: Path, say: Say)
     """Run `sightline train` with these words, and its peer, in turn; write the times to a file under `out`."""
     out.mkdir(parents=True, exist_ok=True)
     device = devices.select(run.device)
-    recipe, run = config.at_absolute_paths(recipe, run)
+    recipe, run = store.at_absolute_paths(recipe, run)
     peer, why_none = _peer_of(recipe, run, device)
     if why_none:
         say(f"no plain loop beside it: {why_none}")
@@ -180,7 +180,7 @@ def _peer_of(recipe: Recipe, run: Run, device: Device) -> tuple[dict[str, Any], 
         **options,
         "module": f"sightline.measure.plain_{recipe.task.peers}",
         "epochs": recipe.train.epochs,
-        "precision": device.resolve_precision(recipe.train.precision),
+        "precision": device.precision_of(recipe),
         "device": str(device.torch_device),
         "workers": worker_count(run.workers, device, World()),
     }, ""

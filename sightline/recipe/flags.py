@@ -127,6 +127,8 @@ def converted(value: Any, hint: Any) -> Any:
         return Path(value)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if isinstance(value, bool) and (hint is str or get_origin(hint) is Literal):
+        value = "on" if value else "off"  # as YAML 1.1 reads these two words
     return typed(value, hint, from_text=True)
 
 
@@ -140,13 +142,14 @@ def expected_of(hint: Any) -> str:
     if get_origin(hint) is tuple:
         many = _NUMBERS.get(arguments[0], "a word").partition(" ")[2] + "s"
         count = "" if arguments[-1] is ... else f"{len(arguments)} "
-        return f"{count}{many} with spaces between them"
+        return f"{count}{many}{SPACED}"
     if arguments:  # a union
         words = [", ".join(map(str, get_args(each))) or _NUMBERS.get(each, "") for each in arguments]
         return " or ".join(words) if all(words) else ""
     return _NUMBERS.get(hint, "")
 
 
+SPACED = " with spaces between them"  # for words, not for Python
 _NUMBERS = {int: "a whole number", float: "a number", NoneType: "none"}
 
 
@@ -198,6 +201,7 @@ def _unknown(flag: str, known: Collection[str], of: str, own: Collection[str]) -
 def _read_fields(given: Mapping[str, Any], hints: Hints) -> tuple[dict[str, Any], dict[str, str]]:
     """Read fields by dotted names or by the short ones: {"lr": 0.1, "run.workers": 0}. None is as if not given."""
     values: dict[str, Any] = {}
+    said: dict[str, str] = {}
     for name, value in given.items():
         if value is None:
             continue
@@ -211,23 +215,25 @@ def _read_fields(given: Mapping[str, Any], hints: Hints) -> tuple[dict[str, Any]
         if key not in hints:
             raise UsageError(f"unknown field '{key}'{nearest(key, hints, repr_of)}")
         hint = hints[key]
-        if isinstance(value, bool) and get_origin(hint) is Literal:  # type: ignore[comparison-overlap]
-            value = "on" if value else "off"  # as in a config file
         try:
             values[key] = converted(value, hint)
         except ValueError as error:
-            raise UsageError(f"{key} is {value!r}, {_why(error, value, hint)}") from None
-    return values, {name: f"{name}=" for name in values}
+            why = _why(error, value, hint).removesuffix(SPACED)
+            raise UsageError(f"{name} is {value!r}, {why}") from None
+        said[key] = f"{name}="
+    return values, said
 
 
 repr_of = "'{}'"
 
 
-def run_fields(given: Given, hints: Hints) -> dict[str, Any]:
-    """Return the fields of `run` that flags set, where the recipe of the other flags is not known yet."""
+def fields_among(given: Given, hints: Hints) -> dict[str, Any]:
+    """Return the fields of these hints that flags set, among flags of fields that are not known yet."""
     if isinstance(given, Mapping):
-        named = {name: value for name, value in given.items() if long(f"--{name}").startswith("--run.")}
-        return _read_fields(named, hints)[0]
+        parts = {name.partition(".")[0] for name in hints}
+        return _read_fields(
+            {name: value for name, value in given.items() if long(f"--{name}")[2:].partition(".")[0] in parts}, hints
+        )[0]
     known, words, values = spellings(hints), Words(given), {}
     while words.left:
         flag, equals, text = long(words.next()).partition("=")

@@ -11,7 +11,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import hints_of
@@ -99,6 +100,10 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         limits = tuple(each for each in extras if isinstance(each, Limit))
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise UsageError(f"{name}={value!r} is unknown; use one of {', '.join(map(str, get_args(hint)))}")
+    if isinstance(value, str) and get_origin(hint) in (Union, UnionType) and str not in get_args(hint):
+        words = [word for each in get_args(hint) if get_origin(each) is Literal for word in get_args(each)]
+        if value not in words:
+            raise UsageError(f"{name}={value!r} is unknown; use a number or {' or '.join(words)}")
     numbers = value if isinstance(value, tuple) else (value,)
     if any(isinstance(each, float) and not math.isfinite(each) for each in numbers) or not all(
         limit.holds(each) for limit in limits for each in numbers if not isinstance(each, str)
@@ -130,3 +135,11 @@ def refuse_foreign_fields(part: str, config: Any, fields_of_kind: Mapping[str, s
                     f"{part}.{name}={getattr(config, name)} belongs to kind={kind}, not to kind={config.kind}; "
                     f"add --{part}.kind {kind} or leave it out"
                 )
+
+
+def foreign_defaults(config: Any, named: Mapping[str, Any], fields_of_kind: Mapping[str, set[str]]) -> dict[str, Any]:
+    """Return the defaults of the fields that a newly named `kind` does not read; nothing where no kind is named."""
+    if "kind" not in named:
+        return {}
+    foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(named["kind"], set())
+    return {each.name: each.default for each in dataclasses.fields(config) if each.name in foreign}

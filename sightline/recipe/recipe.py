@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sightline.errors import UsageError
@@ -106,6 +107,11 @@ class Run(Part):
 
     part = "run"
 
+    @property
+    def binds_cpus(self) -> bool:
+        """Return whether the process binds itself, and with it those started later, to some CPUs."""
+        return bool(self.max_cpus) or self.affinity != "disabled"
+
     def check(self) -> None:
         super().check()
         if self.max_cpus and self.affinity != "disabled":
@@ -121,6 +127,16 @@ class Run(Part):
             raise UsageError(f"run.test_id='{self.test_id}' goes into benchmark_run.log; add --run.benchmark-log DIR")
 
 
+PARTS = (
+    "model",
+    "data",
+    "task",
+    "optimizer",
+    "schedule",
+    "train",
+)  # the order in which they are checked
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that decides the result: hashed, compared on resume."""
@@ -132,8 +148,23 @@ class Recipe:
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     train: TrainConfig
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where values come from that are not the recipe's own: {"optimizer.lr": "flag: --lr"}; those of the run too."""
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The parts by name, in the order in which they are checked and written."""
-        return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+        """The parts by name."""
+        return {name: getattr(self, name) for name in PARTS}
+
+    def is_own(self, name: str) -> bool:
+        """Return whether a value is the recipe's own: nobody typed it, and nothing decided it."""
+        return name not in self.origins
+
+    def decided(self, values: Mapping[str, Any], why: str) -> Recipe:
+        """Return the recipe with values that a start decides, e.g. {"train.precision": "fp32"}, and says why."""
+        parts, origins = self.parts, dict(self.origins)
+        for name, value in values.items():
+            part, _, key = name.partition(".")
+            if getattr(parts[part], key) != value or name not in origins:
+                parts[part], origins[name] = replace(parts[part], **{key: value}), f"derived: {why}"
+        return replace(self, **parts, origins=origins)

@@ -15,14 +15,14 @@ from typing import Any
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import hints_of
-from sightline.recipe.recipe import Recipe, Run
+from sightline.recipe.recipe import PARTS, Recipe, Run
 
 
 class Origin(IntEnum):
     """Where a value comes from. A user's own word wins over what is decided for them."""
 
     RECIPE = 0
-    STORED = 1  # by the run whose checkpoint is opened
+    STORED = 1  # by a run
     DERIVED = 2  # from other values
     DATA = 3
     MODEL = 4
@@ -52,6 +52,18 @@ class Settings:
         """The parts as the recipe made them, by name."""
         return {**self.recipe.parts, "run": self.run}
 
+    @classmethod
+    def of(cls, recipe: Recipe, run: Run) -> Settings:
+        """Return the settings that made these objects, as their origins say."""
+        settings = cls(recipe, run)
+        values = {}
+        for name, text in recipe.origins.items():
+            origin, _, said = text.partition(": ")
+            part, _, key = name.partition(".")
+            if origin.upper() in Origin.__members__ and hasattr(settings.parts.get(part), key):
+                values[name] = Value(getattr(settings.parts[part], key), Origin[origin.upper()], said)
+        return replace(settings, values=values)
+
     def hints(self) -> dict[str, Any]:
         """Return the type of every field: {"train.epochs": int}."""
         found: dict[str, Any] = {}
@@ -74,10 +86,14 @@ class Settings:
                     values[f"{name}.{key}"] = Value(value, origin, _said(said, f"{name}.{key}") or because)
         return replace(self, values=values)
 
+    def own(self, name: str) -> Any:
+        """Return the recipe's own value of "part.field"."""
+        part, _, key = name.partition(".")
+        return getattr(self.parts[part], key)
+
     def __getitem__(self, name: str) -> Value:
         """Return the value of "part.field"."""
-        part, _, key = name.partition(".")
-        return self.values.get(name) or Value(getattr(self.parts[part], key), Origin.RECIPE)
+        return self.values.get(name) or Value(self.own(name), Origin.RECIPE)
 
     def is_typed(self, name: str) -> bool:
         """Return whether the user set a field, in a file or as a flag: then nothing else may decide it."""
@@ -87,25 +103,40 @@ class Settings:
         """Return the fields of a part that the user set."""
         return {name.partition(".")[2] for name in self.values if name.startswith(f"{part}.") and self.is_typed(name)}
 
+    def part(self, name: str) -> Any:
+        """Return one part as these settings make it, which checks it."""
+        own = {key.partition(".")[2]: each.value for key, each in self.values.items() if key.startswith(f"{name}.")}
+        try:
+            return replace(self.parts[name], **own)
+        except (TypeError, ValueError) as error:  # of a part of the user's own
+            raise UsageError(f"{name}: {error}") from error
+
     def build(self) -> tuple[Recipe, Run]:
         """Return the frozen objects; each part checks itself, in the order of a recipe."""
-        made = {}
-        for name, part in self.parts.items():
-            own = {key.partition(".")[2]: each.value for key, each in self.values.items() if key.startswith(f"{name}.")}
-            try:
-                made[name] = replace(part, **own)
-            except (TypeError, ValueError) as error:  # of a part of the user's own
-                raise UsageError(f"{name}: {error}") from error
-        run = made.pop("run")
-        return replace(self.recipe, **made), run
+        parts = {name: self.part(name) for name in PARTS}
+        return replace(self.recipe, **parts, origins=self.origins()), self.part("run")
 
     def origins(self) -> dict[str, str]:
-        """Return where values come from that are not the recipe's own, e.g. {"optimizer.lr": "flag: --lr"}."""
+        """Return where values come from that are not the recipe's own, e.g. {"optimizer.lr": "flag: --lr"}. What a run
+        stored keeps the origin that it had then."""
         return {
-            name: f"{each.origin.name.lower()}: {each.said}" if each.said else each.origin.name.lower()
+            name: each.said if each.origin is Origin.STORED and each.said else _text(each)
             for name, each in self.values.items()
-            if each.origin != Origin.RECIPE
         }
+
+    def differing(self) -> dict[str, tuple[Any, str]]:
+        """Return the values that are not those of the recipe, each with its origin."""
+        origins = self.origins()
+        return {
+            name: (self[name].value, origins[name])
+            for name in self.hints()
+            if name in self.values and self[name].value != self.own(name)
+        }
+
+
+def _text(value: Value) -> str:
+    origin = value.origin.name.lower()
+    return f"{origin}: {value.said}" if value.said else origin
 
 
 def _said(said: str | Mapping[str, str], name: str) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from sightline.errors import UsageError
+from sightline.recipe.recipe import Recipe
 
 FOLDER = Path(__file__).parent
 OWN = f"{__name__}.own_"
@@ -46,6 +47,14 @@ def find(name: str) -> ModuleType:
     if name.endswith(".py"):
         return _from_file(Path(name))
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def load(name: str) -> Recipe:
+    """Return a recipe as its file makes it."""
+    made = find(name).recipe()
+    if not isinstance(made, Recipe):
+        raise UsageError(f"recipe() of {name} returned {type(made).__name__}, expected a Recipe")
+    return made
 
 
 def refuse_unknown(name: str) -> None:
@@ -83,7 +92,10 @@ def _is_classifier(name: str) -> bool:
 def _from_file(path: Path) -> ModuleType:
     # The name contains path and modification time, so that an edited file is imported again, e.g. in a notebook.
     version, place = path.stat().st_mtime_ns, os.fsencode(path.resolve()).hex()
-    module = importlib.import_module(f"{OWN}{version:x}_{place}")
+    try:
+        module = importlib.import_module(f"{OWN}{version:x}_{place}")
+    except SyntaxError as error:
+        raise UsageError(f"{error.filename}, line {error.lineno}, is not Python: {error.msg}") from error
     if not hasattr(module, "recipe"):
         raise UsageError(f"{path} defines no recipe(); write `def recipe() -> Recipe: ...` as in {FOLDER}")
     return module

@@ -9,7 +9,7 @@ Expected: 76.2 % top-1 on one accelerator, 76.3 % on eight (the vendor's page fo
 (no ImageNet here). docs/recipes.md lists the deliberate differences from the original.
 """
 
-from sightline.data.augment.tensorflow import TF_MEAN, TF_STD
+from sightline.data.augment.fields import TF_MEAN, TF_STD
 from sightline.data.classification import ClassificationData
 from sightline.models.config import ArchConfig
 from sightline.recipe.recipe import Recipe

@@ -10,7 +10,7 @@ Expected: 79.2 % top-1 on one accelerator (the vendor's page for release 1.0.0);
 original.
 """
 
-from sightline.data.augment.tensorflow import TF_MEAN, TF_STD
+from sightline.data.augment.fields import TF_MEAN, TF_STD
 from sightline.data.classification import ClassificationData
 from sightline.models.config import ArchConfig
 from sightline.recipe.recipe import Recipe

@@ -83,7 +83,7 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
         "Command": _command(story),
         "Events": _events(story),
         "Environment": pairs(_environment(story)),
-        "Configuration": folded("all fields", pairs(story.fields.items())),
+        "Configuration": _configuration(story),
     }
     links = "".join(f'<a href="#{anchor(title)}">{text(title)}</a>' for title, content in sections.items() if content)
     parts = [
@@ -96,6 +96,13 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
         *(section(title, content, is_whole) for title, content in sections.items()),
     ]
     return "".join(parts)
+
+
+def _configuration(story: RunStory) -> str:
+    """Show the values that are not the recipe's own, and where they come from; all others folded."""
+    rows = [[text(name), text(story.fields[name]), text(said)] for name, said in story.why.items()]
+    decided = table(("value", "is", "because of"), rows) if rows else ""
+    return decided + folded("all fields", pairs(story.fields.items()))
 
 
 def _several(stories: Sequence[RunStory], names: Sequence[str]) -> str:

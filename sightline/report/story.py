@@ -16,6 +16,8 @@ from sightline.errors import UsageError
 from sightline.files.checkpoint_folder import folder_of_runs, nearest_run
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import loads, read_json
+from sightline.recipe import store
+from sightline.recipe.show import reason
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, DRAWINGS, LOG, MAX_SCORES_BYTES, SCORES
 from sightline.runs.overview import CONFIG, MAX_LINE_BYTES, RunSummary, read_run
 
@@ -40,6 +42,7 @@ class RunStory:
 
     summary: RunSummary
     fields: dict[str, str] = field(default_factory=dict)  # "part.field" -> value
+    why: dict[str, str] = field(default_factory=dict)  # "part.field" -> where a value that is not the recipe's is from
     environment: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # "train/loss" -> (step, value)
     best: dict[str, Any] = field(default_factory=dict)  # the content of scores-best.json
@@ -70,7 +73,10 @@ def read_story(folder: Path) -> RunStory:
         what = "not a run folder; give one that `sightline train` wrote, e.g. runs/resnet50"
         raise UsageError(f"{folder} is {folder_of_runs(folder) or what}")
     story = RunStory(summary)
-    story.fields = _flat(_read(story, CONFIG, lambda: read_yaml(folder / CONFIG)))
+    config = _read(story, CONFIG, lambda: read_yaml(folder / CONFIG))
+    origins = store.origins_of(config.pop(store.ORIGINS, {}))
+    story.fields = _flat(config)
+    story.why = {name: reason(said)[:200] for name, said in origins.items() if name in story.fields}
     story.environment = _read(story, ENVIRONMENT, lambda: read_json(folder / ENVIRONMENT, 2**20))
     story.best = _read(story, BEST_SCORES, lambda: read_json(folder / BEST_SCORES, MAX_SCORES_BYTES))
     story.last = _read(story, SCORES, lambda: read_json(folder / SCORES, MAX_SCORES_BYTES))

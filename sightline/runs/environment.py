@@ -14,7 +14,7 @@ import torch
 from sightline import __version__
 from sightline.hardware.devices import Device
 
-PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "tyro")
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
 
 
 @cache  # importlib reads and parses a file for each

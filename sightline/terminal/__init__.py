@@ -40,6 +40,12 @@ def say(text: str, to: Literal["stdout", "stderr"] = "stdout") -> None:
         print(visible(text, _encoding(stream)), file=stream, flush=True)
 
 
+def say_if_read(text: str) -> None:
+    """Print a line about work that goes on even where the reader of the output has gone."""
+    with suppress(BrokenPipeError):
+        say(text)
+
+
 def leave(code: int) -> None:
     """End the process as Python does, threads and exit handlers first, but leave its memory to the system: to free
     that of torch and of captured graphs piece by piece takes a second (1.4 s instead of 0.2 s on the H200)."""

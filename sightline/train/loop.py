@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.data.loading.order import TrainOrder
@@ -20,7 +19,8 @@ from sightline.files.typed_json import read_json
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
-from sightline.parts import Bound, Dataset, Scores
+from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset, Scores
+from sightline.recipe import store
 from sightline.report.data_facts import keep_facts
 from sightline.results import TrainResult
 from sightline.runs.environment import environment
@@ -45,12 +45,14 @@ from sightline.train.stop_time import StopTime
 from sightline.train.warnings import start_warnings, young_statistics
 
 
-def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> TrainResult:
+def train(
+    recipe: Recipe, run: Run, device: Device, world: World, log: RunLog, looked: DataFacts = NOTHING_OPENED
+) -> TrainResult:
     """Train a recipe to its end, resuming where its run folder stands, and return the last scores."""
     cfg = recipe.train
     with StopSignals(world) as signals, ExitStack() as stack:
         # Open the data and choose their order. What cannot be traced, scored or watched fails here, before slow work.
-        recipe, sets, bound = open_data(recipe, run, device, world, log)
+        recipe, sets, bound = open_data(recipe, run, device, world, log, looked)
         order = train_order_of(cfg, bound["train"], world)
         length = length_of(cfg, order)
         steps = min(length.steps, cfg.max_steps or sys.maxsize)
@@ -88,7 +90,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         loader = Loader(feeds, run, device, world, bad_samples, signals.check, log.warn)
         write_facts()  # after all that may refuse a start, which must not overwrite the run's config
         facts = {"steps": steps, "local_batch": order.local_samples, "base_lr": base_lr, "workers": loader.worker_pids}
-        log.started(config.leaves(recipe, run), names, progress.step, **facts)
+        log.started(store.leaves(recipe, run), names, progress.step, **facts)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
         for note in (*about, *loader.notes, *state.notes):
             log.say(note)
@@ -221,7 +223,7 @@ def _write_facts(
 ) -> None:
     """Write what this start runs with; what is kept of the data stays as the first start wrote it."""
     log.folder.write("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
-    log.folder.write("config.yaml", config.dump(recipe, run))
+    log.folder.write("config.yaml", store.dump(recipe, run))
     for name, text in data.kept.items():
         if not resumed or not (log.folder.path / name).exists():
             log.folder.write(name, text, durable=True)  # the next start reads it

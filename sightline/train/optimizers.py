@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sightline.errors import UsageError
-from sightline.recipe.part import Above, AtLeast, Below, Part, refuse_foreign_fields
-from sightline.train.kinds import foreign_defaults
+from sightline.recipe.part import Above, AtLeast, Below, Part, foreign_defaults, refuse_foreign_fields
 
 if TYPE_CHECKING:
     import torch

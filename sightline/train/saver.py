@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.contents import Contents, Digests
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError
 from sightline.hardware.world import World
 from sightline.parts import Dataset
+from sightline.recipe import store
 from sightline.runs.environment import environment
 from sightline.runs.folder import BEST_SCORES, SCORES
 from sightline.runs.log import RunLog
@@ -96,7 +96,7 @@ class Saver:
         tensors, stored, path = found
         if not run.override:
             longer.refuse_fewer(path, stored["progress"], self.recipe)
-        changes = config.diff(stored.get("recipe", {}), self.recipe)
+        changes = store.diff(stored.get("recipe", {}), self.recipe)
         refused = longer.without_growth(changes, stored.get("recipe", {}), self.recipe)
         if refused and (not run.override or any(change.startswith(NEVER_OVERRIDDEN) for change in refused)):
             listed = "\n  ".join(refused[:50])
@@ -218,7 +218,7 @@ class Saver:
         """Raise BadCheckpoint where a checkpoint of this recipe and these data is incomplete or does not fit. One of
         another recipe or other data is not damaged: `resume` refuses it."""
         require(stored, "progress", "recipe", "spec", "fingerprints", "environment")
-        changes = config.diff(stored["recipe"], self.recipe)
+        changes = store.diff(stored["recipe"], self.recipe)
         is_ours = not longer.without_growth(changes, stored["recipe"], self.recipe)
         if is_ours and all(stored["fingerprints"].get(name) == s.fingerprint for name, s in self.sets.items()):
             self.state.check_fit(tensors)
@@ -280,7 +280,8 @@ class Saver:
                 "progress": state.progress_json(),
                 "stopwatch": state.stopwatch.to_json(),
                 "choices": state.choices,
-                "recipe": config.to_json(self.recipe),
+                "recipe": store.to_json(self.recipe),
+                store.ORIGINS: dict(self.recipe.origins),
                 "spec": self.sets["train"].spec.to_json(),
                 "fingerprints": {split: dataset.fingerprint for split, dataset in self.sets.items()},
                 "environment": environment(state.device, self.world.size),

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from sightline.errors import UsageError
-from sightline.recipe.part import AtLeast, AtMost, Part, refuse_foreign_fields
-from sightline.train.kinds import foreign_defaults
+from sightline.recipe.part import AtLeast, AtMost, Part, foreign_defaults, refuse_foreign_fields
 
 FIELDS_OF_KIND: dict[str, set[str]] = {
     "constant": set(),

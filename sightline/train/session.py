@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from sightline import config, terminal
+from sightline import terminal
 from sightline.config import Recipe, Run
 from sightline.errors import DiskError, OutOfMemory, PeerLost, SightlineError, unforeseen_disk_error
 from sightline.files.results import refuse_among_data
@@ -15,6 +15,8 @@ from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
+from sightline.parts import NOTHING_OPENED, DataFacts
+from sightline.recipe import store
 from sightline.report.refresh import write_if_possible
 from sightline.results import TrainResult
 from sightline.runs import attempts
@@ -26,12 +28,18 @@ from sightline.train import loop, memory, start
 from sightline.train.signals import ignore_stops, leaving_at_once
 
 
-def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report: bool = True) -> TrainResult:
+def train_here(
+    recipe: Recipe,
+    run: Run,
+    loggers: Sequence[Logger] = (),
+    report: bool = True,
+    facts: DataFacts = NOTHING_OPENED,
+) -> TrainResult:
     """Train on this process's device, together with the other ranks if a launcher started several, and write the
-    report."""
+    report. `facts` hold the data that were opened on the way."""
     folder, report = Path(run.out or f"runs/{recipe.name}"), report and run.report == "auto"
     refuse_among_data(folder, str(getattr(recipe.data, "path", "")), recipe.data.file_suffixes)
-    recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
+    recipe, run = store.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
     attempt = attempts.detect()
     attempt.obey(folder)
     here, device, _ = set_up(recipe, run)
@@ -63,9 +71,9 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
             with leaving_at_once():
                 recipe = start.settle(recipe, run, device, here, log)
             if run.benchmark_log and here.is_main:
-                values = config.leaves(recipe, run)
+                values = store.leaves(recipe, run)
                 log.events.add(BenchmarkLog(Path(run.benchmark_log), recipe.name, values, run.test_id))
-            result = loop.train(recipe, run, device, here, log)
+            result = loop.train(recipe, run, device, here, log, facts)
         code, reason = 0, "finished"
         return result
     except SightlineError as error:

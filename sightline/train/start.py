@@ -15,7 +15,7 @@ from sightline.config import Recipe, Run
 from sightline.data.loading.loader import worker_count
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import early_cuda
-from sightline.hardware.devices import BF16_OR_FP32, Device
+from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.parts import Bound, DataFacts, Dataset
 from sightline.runs.log import RunLog
@@ -114,24 +114,25 @@ def _stored_number(stored: Mapping[str, Any], name: str) -> int:
 def _with_precision(recipe: Recipe, stored: Mapping[str, Any], device: Device, world: World, log: RunLog) -> Recipe:
     wanted, kept = recipe.train.precision, stored.get("precision")
     why = device.no_bf16_because()
-    if wanted in (AUTO, BF16_OR_FP32):
+    falls_back = wanted == "bf16" and recipe.is_own("train.precision")
+    if wanted == AUTO or falls_back:
         # 0: this is the first start. Rank 0 may see a checkpoint that another rank does not see yet.
         known = world.largest(PRECISIONS.index(kept) + 1 if kept in PRECISIONS else 0)
-        resolved = PRECISIONS[known - 1] if known else device.resolve_precision(wanted)
+        resolved = PRECISIONS[known - 1] if known else device.precision_of(recipe)
         precision = PRECISIONS[world.largest(PRECISIONS.index(resolved))]
-        if not known and wanted == BF16_OR_FP32 and precision == "fp32":
+        if not known and falls_back and precision == "fp32":
             log.say(
                 f"precision fp32 instead of bf16, which would only be emulated and slower: "
                 f"{why or 'so says another rank'}; --train.precision bf16 forces it"
             )
-        if known and precision != (now := device.resolve_precision(wanted)) and not (precision == "bf16" and why):
+        if known and precision != (now := device.precision_of(recipe)) and not (precision == "bf16" and why):
             log.say(f"precision {precision}, in which the run was started; a new run would use {now} here")
     else:
-        precision = device.resolve_precision(wanted)
+        precision = device.precision_of(recipe)
     if precision == "bf16" and why:
         advice = "the run was started in it and keeps it" if kept == "bf16" else "--train.precision fp32 is faster"
         log.warn(f"bf16 is only emulated, on a CPU up to 8 times slower than fp32: {why}; {advice}")
-    return replace(recipe, train=replace(recipe.train, precision=precision))
+    return recipe.decided({"train.precision": precision}, "this device")
 
 
 def _with_volumes(recipe: Recipe, run: Run, world: World, log: RunLog) -> Recipe:
@@ -154,7 +155,7 @@ def _with_accumulation(
         log.say("measuring in how many parts a batch fits into memory (train.accumulation=auto)")
         parts, note = measure_accumulation(recipe, run, device, world)
         log.say(note)
-    return replace(recipe, train=replace(recipe.train, accumulation=parts))
+    return recipe.decided({"train.accumulation": parts}, "measured on this device")
 
 
 def _with_batch(
@@ -165,4 +166,4 @@ def _with_batch(
         log.say("measuring the largest batch that is worth its memory (train.global_batch=auto)")
         batch, note = measure_batch(recipe, run, device, world)
         log.say(note)
-    return replace(recipe, train=replace(recipe.train, global_batch=batch))
+    return recipe.decided({"train.global_batch": batch}, "measured on this device")

@@ -336,16 +336,17 @@ def test_the_classes_of_the_data_replace_those_of_the_recipe(sightline, pets: Pa
 
 def test_what_is_found_is_said_before_torch_is_imported(pets: Path, tmp_path: Path):
     code = (
-        "import sys\nfrom sightline.data import found\n"
-        f"seen = found.of_recipe('resnet50', ['--data.path', {str(pets)!r}], None)\n"
-        "print(seen.line, dict(seen.fields), 'torch' in sys.modules)"
+        "import sys\nfrom sightline import config\n"
+        f"found = config.named('resnet50', ['--data.path', {str(pets)!r}])\n"
+        "decided = {name: value for name, (value, why) in found.settings.differing().items() if 'pets' in why}\n"
+        "print(found.lines[0], decided, 'torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     decided = {
-        "data.classes": "4",
-        "train.global_batch": "16",
-        "optimizer.lr": "0.00625",
-        "schedule.table_rates": "0.0171875 0.028125 0.0390625 0.05 0.005 0.0005 5e-05",
+        "data.classes": 4,
+        "optimizer.lr": 0.00625,
+        "schedule.table_rates": (0.0171875, 0.028125, 0.0390625, 0.05, 0.005, 0.0005, 5e-05),
+        "train.global_batch": 16,
     }
     assert said.stdout.startswith("data: 4 classes, 32 + 8 images") and said.stdout.endswith(f"{decided} False\n")
 

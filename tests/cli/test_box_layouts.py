@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sightline import cli
-from sightline.data import found
+from sightline.data.detection import DetectionData
 from sightline.data.sources import open_boxes
 
 REPO = Path(__file__).resolve().parents[2]
@@ -62,11 +62,11 @@ def test_room_is_made_for_the_boxes_of_the_data_unless_it_was_typed(written, tmp
     root = written("coco_folders")
     files = [json.loads(file.read_text()) for file in root.rglob("*.json")]
     most = max(max(Counter(box["image_id"] for box in file["annotations"]).values()) for file in files)
-    declared = {"classes": "0", "val_fraction": "0.2", "max_boxes": "1"}
-    seen = found.look("DetectionData", str(root), {}, declared, tmp_path)
-    assert seen.fields == {"data.max_boxes": str(most)} and seen.line.endswith(f"; up to {most} boxes in an image")
-    assert not found.look("DetectionData", str(root), {"max_boxes": "1"}, declared, tmp_path).fields
-    assert not found.look("DetectionData", str(root), {}, declared | {"max_boxes": str(most)}, tmp_path).fields
+    data = DetectionData(path=str(root), max_boxes=1)
+    seen = data.look(tmp_path, ())
+    assert seen.fields == {"max_boxes": most} and seen.line.endswith(f"; up to {most} boxes in an image")
+    assert not data.look(tmp_path, {"max_boxes"}).fields
+    assert not DetectionData(path=str(root), max_boxes=most).look(tmp_path, ()).fields
 
 
 def test_a_drawn_split_is_kept_and_used_by_evaluate_and_predict(sightline, train, written, tmp_path, monkeypatch):

@@ -26,9 +26,10 @@ import torch
 import torchvision
 from PIL import Image
 
-from sightline import api, cli, config, migrate, named_recipe, recipes
+from sightline import api, cli, config, migrate, recipes
 from sightline.models.resnet import ResNetConfig
 from sightline.parts import DataSpec
+from sightline.recipe import store
 
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = {path.name: path for path in [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]}
@@ -528,9 +529,14 @@ def tiny_api(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (here / "pets").symlink_to(here / "demo" / "shapes" / "classification" / "train")
     photo(here / "photo.jpg")
     flags = [*tiny(["train", "demo_classification"]), "--data.classes=10", "--run.progress=off"]
-    load_recipe, load = api.load_recipe, api.load_config
-    monkeypatch.setattr(api, "load_recipe", lambda command, words: load_recipe(command, [*words, *flags]))
-    monkeypatch.setattr(api, "load_config", lambda name, words, file: load(name, [*words, *flags], file))
+    named = config.named
+
+    def loaded(name: str, given: Any, file: None) -> Any:
+        found = named(name, given, flags)
+        return found.recipe, found.run
+
+    monkeypatch.setattr(config, "named", lambda name, *given: named(name, *given, flags))
+    monkeypatch.setattr(api, "load_named", loaded)
     return here
 
 
@@ -622,15 +628,14 @@ WORDS = PLACEHOLDERS | {"TAR": "x.tar", "TXT": "x.txt", "STEP": "3", "CASE.nii.g
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if inline(name)])
 def test_commands_in_sentences_can_be_typed(name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     (here / "demo" / "run").mkdir(parents=True)
-    (here / "demo" / "run" / "config.yaml").write_text(config.dump(*config.load("demo_classification")))
-    load = cli.load_recipe
+    (here / "demo" / "run" / "config.yaml").write_text(store.dump(*config.load("demo_classification")))
+    said = config.said
 
-    def load_only(command: str, flags: list[str], own: list[str] | tuple[str, ...] = ()) -> None:
-        load(command, flags, own)
+    def said_only(*words: Any) -> None:
+        said(*words)
         raise Parsed
 
-    monkeypatch.setattr(cli, "load_recipe", load_only)
-    monkeypatch.setattr(named_recipe, "_fields_of_data", lambda *_: [])  # folders are empty here
+    monkeypatch.setattr(config, "said", said_only)
     for command in inline(name):
         words = [WORDS.get(word, word) for word in command.replace("[", "").replace("]", "").split()]
         words = [word for word in words if word]
@@ -650,8 +655,6 @@ def test_commands_in_sentences_can_be_typed(name: str, here: Path, monkeypatch: 
             assert cli.main(words[1:]) == 0, command
             continue
         if words[1] in ("train", "check", "benchmark", "inspect", "launch") and len(words) > 2:
-            if "--data.path" in words:  # a missing one is refused before the rest is parsed
-                Path(words[words.index("--data.path") + 1]).mkdir(parents=True, exist_ok=True)
             with pytest.raises((Parsed, SystemExit)) as end:
                 cli.main(words[1:])
             assert end.type is Parsed or end.value.code == 0, f"{command}\n{capsys.readouterr().err}"

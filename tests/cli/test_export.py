@@ -22,6 +22,7 @@ from sightline import api, cli, config
 from sightline.errors import UsageError
 from sightline.export.formats import torch_export
 from sightline.parts import DataSpec
+from sightline.recipe import store
 from sightline.train import checkpoint
 from sightline.train.progress import TrainProgress
 
@@ -120,7 +121,7 @@ def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(seed)
         stems[stem] = recipe.model.build(SLICES).state_dict()
     run = tmp_path_factory.mktemp("segmenter") / "run"
-    state = {"recipe": config.to_json(recipe), "spec": SLICES.to_json(), "progress": vars(TrainProgress(step=3))}
+    state = {"recipe": store.to_json(recipe), "spec": SLICES.to_json(), "progress": vars(TrainProgress(step=3))}
     checkpoint.write(run / "checkpoints" / "ckpt-00000003", stems, state)
     return run
 
@@ -268,7 +269,7 @@ def test_a_unet_is_its_average_without_the_heads_of_deep_supervision(segmenter: 
 def test_a_run_that_loads_normalised_images_is_exported_for_pixels(kind: str, shapes: Path, tmp_path: Path, sightline):
     recipe, _ = config.load("demo_classification", [*SMALL, "--data.image-type=fp32", f"--data.path={shapes}"])
     spec = recipe.data.open("val", 0).spec
-    state = {"recipe": config.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress(step=1))}
+    state = {"recipe": store.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress(step=1))}
     checkpoint.write(tmp_path / "run", {"model": recipe.model.build(spec).state_dict()}, state)
     assert sightline("export", tmp_path / "run", "--format", kind, *HERE).code == 0
     [file] = (tmp_path / "run").glob("model.[op]*")
@@ -442,7 +443,7 @@ def test_a_file_that_computes_otherwise_is_refused_and_removed(tmp_path: Path, s
     (tmp_path / "odd.py").write_text(OTHER_WHEN_EXPORTED)
     recipe, _ = config.load(str(tmp_path / "odd.py"))
     spec = recipe.data.declared()[0]
-    state = {"recipe": config.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress(step=1))}
+    state = {"recipe": store.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress(step=1))}
     checkpoint.write(tmp_path / "ckpt", {"model": recipe.model.build(spec).state_dict()}, state)
     before = [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts]
     said = sightline("export", tmp_path / "ckpt", "--recipe", tmp_path / "odd.py", "--format", "torch-export", *HERE)

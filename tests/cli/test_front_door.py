@@ -9,7 +9,9 @@ import pytest
 import torch
 import yaml
 
-from sightline import config, fields, help_text, recipes, words
+from sightline import config, recipes
+from sightline.recipe import suggest
+from sightline.recipe.flags import long
 
 NAME = "demo_classification"
 TWO = "2 numbers with spaces between them"
@@ -39,37 +41,23 @@ def test_short_flags_train_and_the_config_holds_the_long_ones(sightline, shapes:
     assert (stored["run"]["out"], stored["run"]["device"], stored["run"]["workers"]) == (str(out), "cpu", 0)
 
 
-@pytest.mark.parametrize("short", words.ALIASES)
+@pytest.mark.parametrize("short", suggest.ALIASES)
 def test_a_short_flag_is_its_long_one_in_both_forms(short: str):
-    long = words.ALIASES[short]
-    assert words.expand([short, "v"]) == [long, "v"] and words.expand([f"{short}=a=b"]) == [f"{long}=a=b"]
-    assert words.expand([long, "v"]) == [long, "v"]
+    meant = suggest.ALIASES[short]
+    assert long(short) == meant and long(f"{short}=a=b") == f"{meant}=a=b" and long(meant) == meant
 
 
 def test_no_short_flag_collides_with_a_real_one():
     real = {flag for name in recipes.names() for flag in golden(name)}
-    assert set(words.ALIASES).isdisjoint({*real, "--config", "--help", "--help-all"})
-    assert set(words.ALIASES.values()) <= real
-    assert len(set(words.ALIASES.values())) == len(words.ALIASES)
+    assert set(suggest.ALIASES).isdisjoint({*real, "--config", "--help", "--help-all"})
+    assert set(suggest.ALIASES.values()) <= real
+    assert len(set(suggest.ALIASES.values())) == len(suggest.ALIASES)
 
 
-# Flags read from the source
+# Recipes of one's own
 
 
-@pytest.mark.parametrize("name", recipes.names())
-def test_flags_read_from_the_source_are_the_golden_ones(name: str):
-    found, expected = fields.flags_of(name), golden(name)
-    spelled = {f"--{field.replace('_', '-')}": flag for field, flag in found.items()}
-    assert list(spelled) and set(spelled) == set(expected)
-    assert {flag for flag in spelled if spelled[flag].is_switch} == {
-        flag for flag, value in expected.items() if value in ("True", "False")
-    }
-    assert all(flag.text for flag in spelled.values())
-    for field in set(help_text.USUAL) & set(found):  # their defaults are shown
-        assert str(eval(found[field].default)) == expected[f"--{field.replace('_', '-')}"]
-
-
-def test_a_recipe_that_cannot_be_read_is_left_to_the_parser(sightline, tmp_path: Path):
+def test_a_recipe_is_checked_however_it_is_written(sightline, tmp_path: Path):
     own = tmp_path / "own.py"
     for source in (
         f"from sightline.recipes.{NAME} import recipe\n",
@@ -79,10 +67,20 @@ def test_a_recipe_that_cannot_be_read_is_left_to_the_parser(sightline, tmp_path:
         "def task():\n    return base.task\ndef recipe():\n    return replace(base, task=task())\n",
     ):
         own.write_text(source)
-        assert fields.flags_of(str(own)) == {}
         said = sightline("train", own, "--bath-size", 3)
-        assert said.code == 2 and "--bath-size" in said.err
-        assert "--model.bn-momentum" in sightline("train", own, "--help").out
+        assert said.code == 2 and "did you mean --train.global-batch?" in said.err
+        assert "--model.bn-momentum" in sightline("train", own, "--help-all").out
+        assert "(default: 64)" in sightline("train", own, "--help").out
+
+
+def test_a_file_that_is_not_python_or_makes_no_recipe_is_named(sightline, tmp_path: Path):
+    own = tmp_path / "own.py"
+    own.write_text("def recipe(:\n    pass\n")
+    said = sightline("train", own)
+    assert (said.code, said.err) == (2, f"error: {own}, line 1, is not Python: invalid syntax\n")
+    own.write_text("def recipe():\n    return 3\n")
+    said = sightline("train", own)
+    assert said.code == 2 and f"recipe() of {own} returned int, expected a Recipe" in said.err
 
 
 def test_a_recipe_of_ones_own_is_checked_like_ours(sightline, tmp_path: Path):
@@ -93,7 +91,6 @@ def test_a_recipe_of_ones_own_is_checked_like_ours(sightline, tmp_path: Path):
         f"    base = {NAME}.recipe()\n"
         "    return replace(base, name='own', schedule=ScheduleConfig(kind='constant'))\n"
     )
-    assert f"--{max(fields.flags_of(str(own)))}".replace("_", "-") == max(golden(NAME))
     said = sightline("train", own, "--bath-size", 3)
     assert said.code == 2 and "did you mean --train.global-batch?" in said.err
 
@@ -185,9 +182,8 @@ def test_a_value_that_a_flag_cannot_have_is_one_line(sightline, typed: str, mess
         "--train.fp32-ops a b",
     ],
 )
-def test_right_values_are_left_to_the_parser(typed: str):
-    words.refuse_flags("train", NAME, words.expand(typed.split()))
-    config.load(NAME, words.expand(typed.split()))
+def test_right_values_are_read(typed: str):
+    config.load(NAME, typed.split())
 
 
 def test_unknown_flags_beside_a_config_file_get_a_suggestion(sightline, tmp_path: Path):
@@ -260,7 +256,7 @@ def test_help_shows_about_twenty_flags_and_three_examples(sightline, monkeypatch
     assert sum(line.startswith("  sightline train ") for line in lines) == 3
     assert said.out.count(" --data DIR --weights ") == (2 if name.startswith(("finetune_", "ssd_")) else 0)
     assert f"(default: {golden(name)['--train.epochs']})" in said.out
-    assert all(any(line.startswith(f"  {short}, {long}") for line in shown) for short, long in words.ALIASES.items()
+    assert all(any(line.startswith(f"  {short}, {long}") for line in shown) for short, long in suggest.ALIASES.items()
                if long in golden(name))  # fmt: skip
     assert sightline("train", name, "--epochs", 3, "-h").out == said.out
 

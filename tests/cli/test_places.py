@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline import config
+from sightline.recipe import store
 from sightline.train import checkpoint
 
 NAME = "demo_classification"
@@ -69,6 +70,6 @@ def test_only_what_is_on_disk_becomes_absolute(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()
     for typed, stored in (("here", str(tmp_path / "here")), ("synthetic:samples=8", "synthetic:samples=8"), ("", "")):
-        recipe, run = config.at_absolute_paths(*config.load(NAME, [f"--data.path={typed}", "--run.benchmark-log=log"]))
+        recipe, run = store.at_absolute_paths(*config.load(NAME, [f"--data.path={typed}", "--run.benchmark-log=log"]))
         assert (recipe.data.path, run.resume) == (stored, "auto")
         assert (run.out, run.benchmark_log) == (str(tmp_path / "runs" / NAME), str(tmp_path / "log"))

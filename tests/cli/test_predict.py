@@ -67,7 +67,7 @@ def table(folder: Path) -> list[list[str]]:
 def expected_probabilities(run: Path, which: str, file: Path) -> torch.Tensor:
     """By torchvision's transforms and the weights as they lie on disk."""
     state = json.loads((run / "checkpoints" / which / "state.json").read_text())
-    recipe, _ = config.from_json(state["recipe"])
+    recipe, _ = config.of_stored(state["recipe"]).build()
     model = recipe.model.build(DataSpec.from_json(state["spec"]))
     model.load_state_dict(load_file(run / "checkpoints" / which / "model.safetensors"))
     steps = [v2.Resize(24, antialias=True), v2.CenterCrop(24), v2.ToDtype(torch.float32, scale=True)]

@@ -86,7 +86,7 @@ def expected_probabilities(home: Path, case: str) -> np.ndarray:
     """(classes, depth, height, width) by hand: crop, z-score, every slice padded with zeros to the patch."""
     (path,) = (home / "run" / "checkpoints").glob((home / "run" / "checkpoints" / "best").read_text().strip())
     state = json.loads((path / "state.json").read_text())
-    recipe, _ = config.from_json(state["recipe"], str(home / "thin.py"))
+    recipe, _ = config.of_stored(state["recipe"], str(home / "thin.py")).build()
     model = recipe.model.build(DataSpec.from_json(state["spec"]))
     model.load_state_dict(load_file(path / "model.safetensors"))
     scan = voxels(home / "Task04_Hippocampus" / "imagesTr" / f"{case}.nii.gz").T

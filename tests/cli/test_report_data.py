@@ -19,6 +19,7 @@ from sightline.data.loading.loader import BadSamples
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.parts import Batch, Dataset, DataSpec, SeenSample
+from sightline.recipe import store
 from sightline.report.data_facts import FACTS, SHEET, keep_facts
 from sightline.report.samples import draw_samples
 from sightline.tasks.classification import Classification
@@ -37,7 +38,7 @@ def opened(name: str, *flags: str) -> tuple[Recipe, dict[str, Dataset]]:
 def kept(folder: Path, recipe: Recipe, sets: Mapping[str, Dataset]) -> str:
     """As at the end of the first epoch of a run in this folder."""
     folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text(config.dump(recipe, config.Run()))
+    (folder / "config.yaml").write_text(store.dump(recipe, config.Run()))
     (folder / "log.jsonl").write_text('{"event": "log", "schema": 1, "time": 1}\n')
     bound = sets["train"].bind(devices.select("cpu"), recipe.train.global_batch)
     return keep_facts(folder, recipe, sets, bound, train_order_of(recipe.train, bound, World()))

@@ -16,6 +16,7 @@ from sightline.config import Run
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.recipe import store
 from sightline.report.draw import GROUND, colour_of
 from sightline.report.slices import outline_colour
 from sightline.train.orders import train_order_of
@@ -173,7 +174,7 @@ def test_a_run_is_shown_with_its_own_fields_and_split(sightline, shapes: Path, t
     run, flags = tmp_path / "run", [f"--data.path={shapes / 'train'}", *SMALL, "--train.seed=5"]
     (run / "checkpoints" / "ckpt-00000001").mkdir(parents=True)
     recipe, where = config.load(NAME, [*flags, "--train.global-batch=16", "--run.device=hpu"])
-    (run / "config.yaml").write_text(config.dump(*config.at_absolute_paths(recipe, where)))
+    (run / "config.yaml").write_text(store.dump(*store.at_absolute_paths(recipe, where)))
     kept = recipe.data.open("train", 5).kept["split.json"]
     names = json.loads(kept)["val"]
     (run / "split.json").write_text(json.dumps({"val": names[:1]}))

@@ -266,6 +266,6 @@ def test_alone_it_is_torchs_batch_norm_to_the_bit(name):
 def test_one_process_refuses_a_group_that_it_cannot_fill():
     with pytest.raises(UsageError, match="train.bn_group=2 does not divide the number of ranks, 1; use 0"):
         train_steps(World(), 2, slice(0, BATCH))
-    with pytest.raises(UsageError, match="train.bn_group=-2 must be -1"):
+    with pytest.raises(UsageError, match="train.bn_group=-2 must be at least -1"):
         replace(RECIPE.train, bn_group=-2)
     assert train_steps(World(), -1, slice(0, BATCH))[1] == []

@@ -46,6 +46,8 @@ from sightline.hardware.world import World
 from sightline.models import tf_weights
 from sightline.models.tf_checkpoint import TensorBundle
 from sightline.models.weight_files import load_weights
+from sightline.recipe import store
+from sightline.recipe.settings import Settings
 from sightline.runs import attempts
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
@@ -298,7 +300,7 @@ def read_xml(place: Path, data: bytes) -> None:
 
 def yaml_seeds() -> list[bytes]:
     texts = [
-        config.dump(*config.load("demo_classification")),
+        store.dump(*config.load("demo_classification")),
         "train: {epochs: 3, fp32_ops: [fc, 'a.*']}\nrun: {keep: 2}",
     ]
     return [text.encode() for text in texts]
@@ -314,7 +316,7 @@ def read_yaml(place: Path, data: bytes) -> None:
     path.write_bytes(data)
     with contextlib.suppress(config.UsageError):
         config.recipe_named_in(path)
-    config._read_yaml(path, demo())
+    store.read_file(path, Settings(demo(), Run()))
 
 
 def plan_seeds() -> list[bytes]:

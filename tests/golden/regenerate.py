@@ -6,13 +6,14 @@ flags_RECIPE.txt holds every flag of a recipe with its default, one a line.
 from pathlib import Path
 
 from sightline import config, recipes
+from sightline.recipe import store
 
 FOLDER = Path(__file__).parent
 
 
 def flags_of(name: str) -> str:
     """The flags as `sightline train NAME --help` spells them."""
-    parts = {**config.to_json(recipes.find(name).recipe()), "run": vars(config.Run())}
+    parts = {**store.to_json(recipes.find(name).recipe()), "run": vars(config.Run())}
     lines = []
     for part, fields in parts.items():
         if part == "recipe":

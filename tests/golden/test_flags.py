@@ -22,7 +22,7 @@ def test_flags_are_those_of_the_golden_file(name: str):
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_every_line_of_the_golden_file_is_a_flag_that_tyro_takes(name: str):
+def test_every_line_of_the_golden_file_is_a_flag_that_is_read(name: str):
     """All at once: the defaults given as flags make the recipe as it is."""
     flags = []
     for line in REGENERATE["golden_file"](name).read_text(encoding="utf-8").splitlines():

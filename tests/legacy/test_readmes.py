@@ -6,11 +6,11 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sightline import cli, named_recipe
-from sightline.recipe import options
+from sightline import cli, config
 
 HERE = Path(__file__).parent
 PAGES = runpy.run_path(str(HERE / "pages.py"))
@@ -62,20 +62,17 @@ def test_sixty_four_cards_become_a_launch_on_eight_hosts(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("readme", COUNTED)
 def test_what_a_command_becomes_is_parsed_by_our_own_commands(readme: str, monkeypatch: pytest.MonkeyPatch):
-    def load_only(command: str, flags: list[str]) -> None:
-        if "--data.path" in flags:  # a missing one is refused before the rest is parsed
-            flags[flags.index("--data.path") + 1] = "."
-        load(command, flags)
+    def said_only(*words: Any) -> None:
+        said(*words)
         raise SystemExit(0)
 
     def parse_only(*arguments: object, **named: object) -> None:
         parse(*arguments, **named)
         raise SystemExit(0)
 
-    load, parse = cli.load_recipe, options.parse_options
-    monkeypatch.setattr(cli, "load_recipe", load_only)
-    monkeypatch.setattr(named_recipe, "_fields_of_data", lambda *_: [])  # there are no data here
-    monkeypatch.setattr(options, "parse_options", parse_only)
+    said, parse = config.said, cli.parse_options
+    monkeypatch.setattr(config, "said", said_only)
+    monkeypatch.setattr(cli, "parse_options", parse_only)
     for words in dict.fromkeys(words for command in READMES[readme] for words in command.words):
         if words[0] in ("train", "benchmark", "launch", "prepare"):
             with pytest.raises(SystemExit) as end:

@@ -3,10 +3,11 @@
 import pytest
 
 from sightline import recipes
-from sightline.config import Run, leaves
 from sightline.legacy import command
 from sightline.legacy.table import Field, Flag, Notice, Refused, Script
 from sightline.legacy.translate import SCRIPTS
+from sightline.recipe.recipe import Run
+from sightline.recipe.store import leaves
 
 # Every flag of the originals, with its default, from descriptions of their parsers; nothing here is read from a table
 # of ours. A default of "-" is none; words in brackets after the flag are its other spellings. --num_steps and

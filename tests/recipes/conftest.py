@@ -16,6 +16,7 @@ from sightline import api, config, recipes
 from sightline.data.volumes.decathlon import Case, VolumePlan, write_plan
 from sightline.errors import SightlineError
 from sightline.parts import DataSpec, Scores
+from sightline.recipe import store
 
 # By the class of the part, so that recipes made of the same parts need nothing new here.
 TINY = {
@@ -66,7 +67,7 @@ def tiny_flags(name: str, volumes: Path, patches: Path) -> list[str]:
 @cache
 def stored(name: str, flags: tuple[str, ...]) -> dict[str, Any]:
     """Return a recipe with these flags as a checkpoint holds it."""
-    return config.to_json(config.load(name, flags)[0])
+    return store.to_json(config.load(name, flags)[0])
 
 
 @cache
@@ -74,7 +75,7 @@ def loaded(name: str, tiny: tuple[str, ...], *flags: str) -> tuple[config.Recipe
     """Load a recipe, once for all runs with the same flags. A parser of fewer flags is faster: those that make the
     recipe tiny are parsed once."""
     run = [flag for flag in tiny if flag.startswith("--run.")]
-    return config.from_json(stored(name, tiny), name, [*run, *flags])
+    return config.of_stored(stored(name, tiny), name, [*run, *flags]).build()
 
 
 def write_blobs(folder: Path, numbers: Sequence[int], patch: tuple[int, ...] = (32, 32)) -> Path:

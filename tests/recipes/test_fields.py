@@ -37,6 +37,7 @@ from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, DataSpec, ModelConfig
+from sightline.recipe import store
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train import loop
@@ -1004,7 +1005,7 @@ def test_all_changes_together_survive_config_yaml(name: str, tmp_path: Path):
     made = load_together(name, changes)
     assert len(changes) > 60
     path = tmp_path / "config.yaml"
-    path.write_text("# read, not remembered\n" + config.dump(*made))
+    path.write_text("# read, not remembered\n" + store.dump(*made))
     assert config.load(name, [], path) == made != config.load(name)
 
 

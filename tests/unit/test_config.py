@@ -13,6 +13,7 @@ import pytest
 from sightline import config, recipes
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.errors import BadCheckpoint, UsageError
+from sightline.recipe import store
 
 NAME = "demo_classification"
 EVERY_RECIPE = pytest.mark.parametrize("name", recipes.names())
@@ -74,7 +75,7 @@ def made(name: str, how: str) -> tuple[Recipe, Run]:
 def test_what_is_dumped_is_loaded_again(tmp_path: Path, name: str, how: str):
     recipe, run = made(name, how)
     path = yaml_file(tmp_path, "")
-    path.write_text("# read, not remembered\n" + config.dump(recipe, run))
+    path.write_text("# read, not remembered\n" + store.dump(recipe, run))
     assert config.load(name, [], path) == (recipe, run)
     assert config.recipe_named_in(path) == name
 
@@ -82,15 +83,15 @@ def test_what_is_dumped_is_loaded_again(tmp_path: Path, name: str, how: str):
 @AS_IT_IS_AND_CHANGED
 def test_what_a_checkpoint_stores_is_loaded_again(name: str, how: str):
     recipe, _ = made(name, how)
-    stored = json.loads(json.dumps(config.to_json(recipe)))
-    again, run = config.from_json(stored)
+    stored = json.loads(json.dumps(store.to_json(recipe)))
+    again, run = config.of_stored(stored).build()
     assert (again, run) == (recipe, Run())
-    assert config.diff(stored, recipe) == []
+    assert store.diff(stored, recipe) == []
 
 
 def test_flags_change_what_a_checkpoint_stores():
     recipe, _ = made(NAME, "changed")
-    again, _ = config.from_json(config.to_json(recipe), flags=["--train.epochs", "5"])
+    again, _ = config.of_stored(store.to_json(recipe), "", ["--train.epochs", "5"]).build()
     assert again == dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, epochs=5)) != recipe
 
 
@@ -98,7 +99,7 @@ def test_text_that_yaml_would_read_as_something_else_survives(tmp_path: Path):
     for text in ("off", "1e3", "2020-01-01", "a: b", "ünï", "--y"):
         recipe, run = config.load(NAME, [f"--data.path={text}"])
         path = yaml_file(tmp_path, "")
-        path.write_text(config.dump(recipe, run), encoding="utf-8")
+        path.write_text(store.dump(recipe, run), encoding="utf-8")
         assert config.load(NAME, [], path)[0].data.path == text
 
 
@@ -107,20 +108,19 @@ def test_no_text_of_a_file_is_read_as_a_flag(tmp_path: Path):
     items = ("--run.out=elsewhere", "--train.epochs", "99", "-x", "--help", "--", "plain")
     recipe = config.load(NAME)[0]
     recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, fp32_ops=items))
-    stored = json.loads(json.dumps(config.to_json(recipe)))
-    assert config.from_json(stored) == (recipe, Run())
-    path = yaml_file(tmp_path, config.dump(recipe, Run()))
+    stored = json.loads(json.dumps(store.to_json(recipe)))
+    assert config.of_stored(stored).build() == (recipe, Run())
+    path = yaml_file(tmp_path, store.dump(recipe, Run()))
     assert config.load(NAME, [], path) == (recipe, Run())
     changed, run = config.load(NAME, ["--train.epochs", "5"], path)
     assert (changed.train.epochs, changed.train.fp32_ops, run) == (5, items, Run())
 
 
-def test_words_behind_the_flags_are_not_taken_for_items_of_a_stored_list(capsys):
-    stored = config.to_json(config.load(NAME, ["--train.fp32-ops", "fc"])[0])
+def test_words_behind_the_flags_are_not_taken_for_items_of_a_stored_list():
+    stored = store.to_json(config.load(NAME, ["--train.fp32-ops", "fc"])[0])
     stored = {**stored, "train": {"fp32_ops": ["fc"]}}  # as the last one of the stored fields
-    with pytest.raises(SystemExit):
-        config.from_json(stored, flags=["stray"])
-    assert "stray" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="unexpected 'stray'"):
+        config.of_stored(stored, "", ["stray"])
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_words_behind_the_flags_are_not_taken_for_items_of_a_stored_list(capsys)
 )
 def test_a_stored_recipe_that_cannot_be_is_a_bad_checkpoint(changes: dict, told: str):
     with pytest.raises(BadCheckpoint, match=told):
-        config.from_json({"recipe": NAME, **changes})
+        config.of_stored({"recipe": NAME, **changes}).build()
 
 
 def test_flags_may_mend_a_stored_recipe():
     stored = {"recipe": NAME, "train": {"epochs": -3}}
-    assert config.from_json(stored, flags=["--train.epochs=3"])[0].train.epochs == 3
+    assert config.of_stored(stored, "", ["--train.epochs=3"]).build()[0].train.epochs == 3
     with pytest.raises(UsageError, match="train.epochs=-4"):
-        config.from_json({"recipe": NAME}, flags=["--train.epochs=-4"])
+        config.of_stored({"recipe": NAME}, "", ["--train.epochs=-4"]).build()
 
 
 def test_values_of_a_file_are_checked_together_with_the_flags(tmp_path: Path):
@@ -207,9 +207,8 @@ def test_sizes_of_evaluation_follow_the_size_unless_one_of_them_is_named(tmp_pat
     file = tmp_path / "mine.yaml"
     file.write_text("recipe: resnet50\ndata:\n  size: 112\n")
     assert sizes(file=file) == (112, 112, 128)
-    said: list[str] = []
-    config.load("resnet50", [], file, said.append)
-    assert said == ["data: eval_size 112, eval_resize 128, in proportion to the size that was typed"]
+    lines = config.said("train", ["resnet50", "--config", str(file)]).resolved().lines
+    assert lines == ("data: eval_size 112, eval_resize 128, in proportion to the size that was typed",)
     file.write_text("recipe: resnet50\ndata:\n  eval_size: 128\n  eval_resize: 146\n")
     assert sizes("--data.size=112", file=file) == (112, 128, 146)
 
@@ -237,10 +236,10 @@ def test_a_recipe_of_ones_own_is_loaded_by_its_path(tmp_path: Path):
     recipe, _ = config.load(str(path), ["--train.seed", "1"])
     assert (recipe.name, recipe.train.seed) == ("mine", 1)
     assert dataclasses.replace(recipe, name=NAME) == config.load(NAME, ["--train.seed", "1"])[0]
-    stored = config.to_json(recipe)
-    assert config.from_json(stored, str(path))[0] == recipe
+    stored = store.to_json(recipe)
+    assert config.of_stored(stored, str(path)).build()[0] == recipe
     with pytest.raises(UsageError, match=r"your own recipe 'mine'; add --recipe PATH/TO/mine.py"):
-        config.from_json(stored)
+        config.of_stored(stored).build()
 
 
 def test_a_recipe_of_ones_own_may_define_parts_of_its_own(tmp_path: Path):
@@ -270,7 +269,7 @@ def test_a_recipe_of_ones_own_may_define_parts_of_its_own(tmp_path: Path):
     )
     recipe, _ = config.load(str(path), ["--task.sharpness", "3"])
     assert recipe.task.sharpness == 3.0 and recipe.task.label_smoothing == 0.1
-    assert config.from_json(config.to_json(recipe), str(path))[0].task.sharpness == 3.0
+    assert config.of_stored(store.to_json(recipe), str(path)).build()[0].task.sharpness == 3.0
 
 
 def test_recipe_files_that_cannot_be_used_are_refused(tmp_path: Path):
@@ -352,14 +351,11 @@ def test_what_is_no_config_file_is_refused(tmp_path: Path, text: str):
     ],
     ids=str,
 )
-def test_values_of_the_wrong_type_are_refused_as_usage(tmp_path: Path, text: str, capsys):
-    """By tyro, which ends the process with the same exit code as a UsageError and names the flag."""
-    with pytest.raises((SystemExit, UsageError)) as error:
+def test_values_of_the_wrong_type_are_refused_as_usage(tmp_path: Path, text: str):
+    with pytest.raises(UsageError) as error:
         loaded(tmp_path, text)
-    if isinstance(error.value, SystemExit):
-        assert error.value.code == UsageError.exit_code
     part, field = text.split(": {")[0], text.split("{")[1].split(":")[0]
-    assert f"{part}.{field}" in (capsys.readouterr().err + str(error.value)).replace("no-", "")
+    assert f"{part}.{field}" in str(error.value)
 
 
 def test_on_and_off_need_no_quotes(tmp_path: Path):
@@ -428,7 +424,7 @@ def test_tags_that_make_objects_are_refused_and_nothing_is_run(tmp_path: Path, t
         (["--train.clip=-1"], "train.clip=-1.0 must be a finite number, at least 0"),
         (["--train.clip=nan"], "train.clip=nan"),
         (["--train.seed=-1"], "train.seed=-1 must be at least 0"),
-        (["--train.seed=9223372036854775808"], r"must be below 2\^63"),
+        (["--train.seed=9223372036854775808"], "--train.seed is .* expected a number of 64 bits"),
         (["--run.keep=0"], "run.keep=0 must be at least 1"),
         (["--run.prefetch=0"], "run.prefetch=0 must be at least 1"),
         (["--run.log-every-steps=0"], "run.log_every_steps=0 must be at least 1"),
@@ -450,24 +446,9 @@ def test_values_that_cannot_work_are_refused(flags: list[str], message: str):
 
 
 @pytest.mark.parametrize("flags", [["--trian.epochs", "3"], ["--train.epochs", "x"], ["stray"], ["--name", "x"]])
-def test_flags_tyro_refuses_end_with_exit_2(flags: list[str], capsys):
-    with pytest.raises(SystemExit) as error:
+def test_flags_that_cannot_be_read_are_refused(flags: list[str]):
+    with pytest.raises(UsageError, match=flags[0]):
         config.load(NAME, flags)
-    assert error.value.code == 2 and capsys.readouterr().err
-
-
-@EVERY_RECIPE
-def test_help_shows_every_field_with_its_text(name: str, capsys):
-    with pytest.raises(SystemExit) as error:
-        config.load(name, ["--help"])
-    assert error.value.code == 0
-    text = capsys.readouterr().out
-    recipe = recipes.find(name).recipe()
-    shown = " ".join(text.replace("│", " ").split())
-    for part in ("model", "data", "task", "optimizer", "schedule", "train"):
-        for field in dataclasses.fields(getattr(recipe, part)):
-            assert f"--{part}.{field.name.replace('_', '-')}" in shown.replace("no-", "")
-    assert "Passes over all training samples." in shown
 
 
 # What counts as a change
@@ -476,12 +457,12 @@ def test_help_shows_every_field_with_its_text(name: str, capsys):
 def test_diff_names_what_decides_the_result_and_nothing_else():
     flags = ["--train.epochs=12", "--optimizer.lr=0.2", "--data.crop-scale", "0.5", "1.0", "--model.width=32"]
     before, _ = config.load(NAME, [*flags, "--data.path=here"])
-    stored = json.loads(json.dumps(config.to_json(before)))
+    stored = json.loads(json.dumps(store.to_json(before)))
     same, _ = config.load(NAME, [*flags, "--data.path=elsewhere", "--data.max-bad-samples=3", "--run.keep=7"])
-    assert config.diff(stored, same) == []
+    assert store.diff(stored, same) == []
     flags = ["--train.epochs=13", "--optimizer.lr=0.3", "--data.crop-scale", "0.1", "1.0", "--model.width=8"]
     other, _ = config.load(NAME, flags)
-    assert config.diff(stored, other) == [
+    assert store.diff(stored, other) == [
         "model.width: 32 -> 8",
         "data.crop_scale: [0.5, 1.0] -> [0.1, 1.0]",
         "optimizer.lr: 0.2 -> 0.3",
@@ -492,12 +473,12 @@ def test_diff_names_what_decides_the_result_and_nothing_else():
 def test_diff_names_fields_that_came_or_went():
     """As after an upgrade: a checkpoint of another version has fields this one has not, or lacks some."""
     recipe, _ = config.load(NAME)
-    stored = config.to_json(recipe)
+    stored = store.to_json(recipe)
     del stored["train"]["clip"]  # at its default now, so nothing has changed
     del stored["train"]["epochs"]
     stored["train"]["warmth"] = 3
     stored["recipe"] = "other"
-    assert config.diff(stored, recipe) == [
+    assert store.diff(stored, recipe) == [
         "recipe: other -> demo_classification",
         "train.warmth: 3 -> absent",
         f"train.epochs: absent -> {recipe.train.epochs}",

@@ -8,6 +8,7 @@ from together import together
 
 from sightline import config, recipes
 from sightline.config import Run
+from sightline.recipe import store
 
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").glob("*.md"))]
@@ -18,7 +19,7 @@ FLAG = re.compile(r"--((?:model|data|task|optimizer|schedule|train|run)\.[a-z0-9
 @together("document", DOCUMENTS)
 def test_every_flag_is_one(document: Path):
     known = {
-        key.replace("_", "-") for name in recipes.names() for key in config.leaves(recipes.find(name).recipe(), Run())
+        key.replace("_", "-") for name in recipes.names() for key in store.leaves(recipes.find(name).recipe(), Run())
     }
     known |= {key.replace(".", ".no-") for key in known}
     assert {flag for flag in FLAG.findall(document.read_text(encoding="utf-8")) if flag not in known} == set()

@@ -43,7 +43,7 @@ MAY_PRINT = (
 )
 MAY_PRINT += ("sightline/migrate/autoload/",)
 SERVERS = ("http.server", "socketserver", "xmlrpc.server", "wsgiref", "asyncio", "multiprocessing.managers")
-KNOW_CONFIG = {"tyro": ["sightline/config.py"], "yaml": ["sightline/config.py", "sightline/files/plain_yaml.py"]}
+KNOWS_YAML = "sightline/files/plain_yaml.py"
 UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 
 Offences = Iterator[tuple[int, str]]
@@ -162,10 +162,22 @@ def only_recipes_choose(module: Module) -> Offences:
             yield line, f"{module.path} imports {name}; only recipes import concrete parts"
 
 
-def only_config_parses(module: Module) -> Offences:
+def one_file_reads_yaml(module: Module) -> Offences:
     for line, name in imports(module):
-        if is_in(name, "tyro", "yaml") and module.path not in KNOW_CONFIG[name.partition(".")[0]]:
-            yield line, f"imports {name}; only {', '.join(KNOW_CONFIG[name.partition('.')[0]])} may"
+        if is_in(name, "yaml") and module.path != KNOWS_YAML:
+            yield line, f"imports {name}; only {KNOWS_YAML} may"
+
+
+def recipe_machinery_stands_below(module: Module) -> Offences:
+    if module.folder != "recipe":
+        return
+    allowed = ("sightline.errors", "sightline.files", "sightline.parts", "sightline.recipe", "sightline.terminal")
+    typed = ("sightline.train.config", "sightline.train.optimizers", "sightline.train.schedules")  # parts of a Recipe
+    for line, name in imports(module):
+        if is_in(name, *typed) and module.path == "sightline/recipe/recipe.py":
+            continue
+        if is_in(name, "sightline") and not is_in(name, *allowed):
+            yield line, f"{module.path} imports {name}; what makes a recipe of settings knows no concrete part"
 
 
 def migrate_stands_alone(module: Module) -> Offences:
@@ -297,10 +309,14 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/api.py", "def f():\n    from sightline.data import classification"),
         ("sightline/tasks/detection.py", "import sightline.models.ssd"),
     ],
-    only_config_parses: [
-        ("sightline/cli.py", "import tyro"),
-        ("sightline/files/plain_yaml.py", "import tyro"),
+    one_file_reads_yaml: [
+        ("sightline/config.py", "import yaml"),
         ("sightline/runs/log.py", "from yaml import safe_load"),
+    ],
+    recipe_machinery_stands_below: [
+        ("sightline/recipe/resolve.py", "from sightline.data import facts"),
+        ("sightline/recipe/part.py", "from sightline.train.config import TrainConfig"),
+        ("sightline/recipe/store.py", "def f():\n    from sightline import recipes"),
     ],
     migrate_stands_alone: [
         ("sightline/migrate/run.py", "from sightline.errors import UsageError"),

@@ -66,6 +66,8 @@ class ClassificationData(ClassificationFields, SplitFields, DataConfig):
     """How a resumed run knows its data again, besides names and sizes. sampled: the bytes of at most 256 files, 64 MiB
     in all, of each split; full: every byte; names: no bytes."""
 
+    worker_modules = ("sightline.data.classification.dataset",)
+
     @property
     def augmentation(self) -> Augmentation:
         """The operations that these fields choose."""
@@ -86,18 +88,25 @@ class ClassificationData(ClassificationFields, SplitFields, DataConfig):
 
         return dataset.open_split(self, split, seed)
 
+    @property
+    def _opens_otherwise(self) -> bool:
+        """Return whether a class of one's own opens something else than what lies at the path."""
+        return type(self).open is not ClassificationData.open
+
     def open_splits(self, seed: int, facts: DataFacts) -> dict[Split, Dataset]:
         """Open both splits, each listed once, with the sources that `look` opened."""
         from sightline.data.classification import dataset
         from sightline.data.sources import Opener
 
-        if type(self).open is not ClassificationData.open:  # a class of one's own that opens in its own way
+        if self._opens_otherwise:
             return super().open_splits(seed, facts)
         opener = Opener(facts.opened)
         return {split: dataset.open_split(self, split, seed, opener) for split in SPLITS}
 
     def look(self, run: Path, typed: Collection[str]) -> DataFacts:
         """Open both splits for their classes, unless a number was typed."""
+        if self._opens_otherwise:
+            return DataFacts()
         from sightline.data import facts
         from sightline.data.sources import open_source
 

@@ -56,6 +56,8 @@ class DetectionData(DetectionFields, SplitFields, DataConfig):
     """How a resumed run knows its data again, besides names and sizes. sampled: the bytes of at most 256 files, 64 MiB
     in all, of each split; full: every byte; names: no bytes."""
 
+    worker_modules = ("sightline.data.detection.dataset",)
+
     def check(self) -> None:
         super().check()
         if self.static and self.fake:
@@ -74,18 +76,25 @@ class DetectionData(DetectionFields, SplitFields, DataConfig):
 
         return dataset.open_split(self, split, seed)
 
+    @property
+    def _opens_otherwise(self) -> bool:
+        """Return whether a class of one's own opens something else than what lies at the path."""
+        return type(self).open is not DetectionData.open
+
     def open_splits(self, seed: int, facts: DataFacts) -> dict[Split, Dataset]:
         """Open both splits, each listed once, with the sources that `look` opened."""
         from sightline.data.detection import dataset
         from sightline.data.sources import Opener
 
-        if type(self).open is not DetectionData.open:  # a class of one's own that opens in its own way
+        if self._opens_otherwise:
             return super().open_splits(seed, facts)
         opener = Opener(facts.opened)
         return {split: dataset.open_split(self, split, seed, opener) for split in SPLITS}
 
     def look(self, run: Path, typed: Collection[str]) -> DataFacts:
         """Open both splits for their classes and most boxes, unless numbers were typed."""
+        if self._opens_otherwise:
+            return DataFacts()
         from sightline.data import facts
         from sightline.data.sources import open_boxes
 

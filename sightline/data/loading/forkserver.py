@@ -8,20 +8,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-import itertools
 import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker, util
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sightline.recipe.recipe import Recipe, Run
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 PRELOADED = "sightline.data.loading.workers"
 SOCKET_FOLDER = "SIGHTLINE_FORKSERVER"  # pymp-* in the temporary folder, where the forkserver listens
-# What binds this process to CPUs, and with it those started later. A config file may hold it too.
-BINDING = ("--run.max-cpus", "--run.affinity", "--run.max_cpus", "--config")
 
 
 def start(*modules: str) -> None:
@@ -53,16 +52,15 @@ def _remove_of_dead(folder: str, starter: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def start_early(recipe: str, flags: Sequence[str]) -> None:
-    """Start the forkserver for a run with these flags. It imports a recipe of ours, and with it its data. What cannot
-    be started is reported by who needs it."""
-    if START_METHOD != "forkserver" or not may_start_early(flags):
+def start_early(recipe: Recipe, run: Run) -> None:
+    """Start the forkserver for a run. It imports what the data of the recipe need. What cannot be started is reported
+    by who needs it."""
+    if START_METHOD != "forkserver" or not may_start_early(run):
         return
     with contextlib.suppress(OSError):
-        start(*([] if recipe.endswith(".py") else [f"sightline.recipes.{recipe}"]))
+        start(*recipe.data.worker_modules)
 
 
-def may_start_early(flags: Sequence[str]) -> bool:
+def may_start_early(run: Run) -> bool:
     """Return whether the run starts loader processes itself, on the CPUs that this process has now."""
-    words = [word for flag in flags for word in flag.split("=", 1)]
-    return ("--run.workers", "0") not in itertools.pairwise(words) and not {*BINDING, "--run.devices"} & {*words}
+    return run.workers != 0 and run.devices == 0 and not run.binds_cpus

@@ -59,6 +59,8 @@ class SegmentationData(SegmentationFields, DataConfig):
 
     file_suffixes = (".nii.gz", ".nii", *DataConfig.file_suffixes)
 
+    worker_modules = ("sightline.data.segmentation.dataset",)
+
     def check(self) -> None:
         super().check()
         if self.cache == "gpu" and self.augment_on == "host":

@@ -19,10 +19,9 @@ from typing import Literal
 
 import psutil
 
-from sightline import config
-from sightline.config import Recipe, Run
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import RankFailed, UsageError
+from sightline.files.plain_yaml import to_documents
 from sightline.hardware.launch import check, kubernetes, mpi, slurm, ssh, torchrun
 from sightline.hardware.launch.place import PORT
 from sightline.hardware.launch.plan import (
@@ -38,6 +37,7 @@ from sightline.hardware.launch.plan import (
     is_here,
     parse_hosts,
 )
+from sightline.recipe.recipe import Recipe, Run
 
 REJOINING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """without this, hosts that rejoin hang under torchrun 2.15"""
@@ -220,7 +220,7 @@ def written(options: LaunchOptions, plan: LaunchPlan) -> str:
     if options.launcher == "slurm":
         return slurm.script(plan, options.slurm)
     if options.launcher == "kubernetes":
-        return config.to_yaml(kubernetes.documents(plan, options.kubernetes))
+        return to_documents(kubernetes.documents(plan, options.kubernetes))
     if options.launcher == "mpirun":
         return shlex.join(mpi.command(plan, options.mpi))
     if options.launcher == "ssh":

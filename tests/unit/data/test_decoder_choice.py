@@ -12,6 +12,7 @@ from sightline.data import decoder_choice
 from sightline.data.classification import ClassificationData
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.recipe import store
 from sightline.runs.log import RunLog
 from sightline.train import start
 
@@ -70,7 +71,7 @@ def test_the_choice_is_one_of_the_run_that_a_typed_decoder_overrules(folder):
     assert typed.on_host() is typed
     recipe, _ = config.load("demo_classification", ["--data.path", str(folder / "64")])
     changed = dataclasses.replace(recipe, data=recipe.data.on_host())
-    assert config.diff(config.to_json(recipe), changed) == []  # it does not refuse to resume
+    assert store.diff(store.to_json(recipe), changed) == []  # it does not refuse to resume
 
 
 @pytest.mark.parametrize(("stored", "expected"), [("cpu", True), ("auto", False)])

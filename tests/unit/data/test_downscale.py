@@ -9,13 +9,13 @@ import pytest
 from PIL import Image, ImageFilter
 
 from sightline import config
-from sightline.config import diff, to_json
 from sightline.data import decode
 from sightline.data.augment.classification import Params
 from sightline.data.classification import ClassificationData
 from sightline.data.decode import decode_rgb
 from sightline.errors import UsageError
 from sightline.hardware import devices
+from sightline.recipe.store import diff, to_json
 
 
 def jpeg(height: int, width: int, **options) -> bytes:

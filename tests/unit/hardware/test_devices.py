@@ -11,11 +11,14 @@ import pytest
 import torch
 import warm
 
+from sightline import recipes
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.devices import KINDS, available, select, set_deterministic
 
 HERE = [kind for kind in KINDS if not devices.unavailable_because(kind)]
+
+OWN_BF16 = recipes.load("resnet50")  # which nobody typed
 
 
 def play(monkeypatch, kind: str, count: int = 1, **api) -> None:
@@ -121,7 +124,7 @@ def test_auto_precision_of_accelerators(monkeypatch, kind, native, expected):
     play(monkeypatch, kind, is_bf16_supported=lambda including_emulation: including_emulation or native)
 
     assert select(kind).resolve_precision("auto") == expected
-    assert select(kind).resolve_precision("bf16_or_fp32") == ("bf16" if native else "fp32")
+    assert select(kind).precision_of(OWN_BF16) == ("bf16" if native else "fp32")
     assert bool(select(kind).no_bf16_because()) is not native
 
 
@@ -156,7 +159,7 @@ def test_auto_precision_of_the_cpu_follows_its_instructions(monkeypatch, flags, 
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
 
     cpu = select("cpu")
-    assert cpu.resolve_precision("auto") == cpu.resolve_precision("bf16_or_fp32") == expected
+    assert cpu.resolve_precision("auto") == cpu.precision_of(OWN_BF16) == expected
     why = f"ONEDNN_MAX_CPU_ISA={limit} rules it out" if limit else "this CPU has neither AVX512_BF16 nor AMX"
     assert cpu.no_bf16_because() == ("" if expected == "bf16" else why)
 

@@ -11,6 +11,7 @@ BEGIN = """
 import os, sys, threading
 from sightline import terminal
 from sightline.hardware import early_cuda
+from sightline.recipe.recipe import Run
 early_cuda.NODE = os.devnull
 {call}
 print(early_cuda.has_begun(), "torch" in sys.modules, file=sys.stderr)
@@ -38,26 +39,25 @@ def begun(folder: Path, call: str) -> tuple[str, str]:
 
 
 def test_a_machine_without_a_driver_says_nothing(with_cuda: Path):
-    assert begun(with_cuda, "early_cuda.begin('auto', [])") == ("True False", "")
+    assert begun(with_cuda, "early_cuda.begin(Run())") == ("True False", "")
 
 
 def test_the_number_of_queues_is_set_before_cuda_reads_it(with_cuda: Path):
-    call = "early_cuda.begin('auto', []); print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], file=sys.stderr)"
+    call = "early_cuda.begin(Run()); print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], file=sys.stderr)"
     assert begun(with_cuda, call) == ("True False", "32")
 
 
 NOT_BEGUN = """
 from sightline.cli import main
-early_cuda.begin('cpu', [])
-early_cuda.begin('auto', ['--run.devices=2'])  # its ranks start CUDA
-early_cuda.begin('cuda:1', ['--run.affinity', 'single'])  # threads inherit CPUs, which are not chosen yet
-early_cuda.begin('auto', ['--config', 'a.yaml'])  # may hold any of these
+early_cuda.begin(Run(device='cpu'))
+early_cuda.begin(Run(devices=2))  # its ranks start CUDA
+early_cuda.begin(Run(device='cuda:1', affinity='single'))  # threads inherit CPUs, which are not chosen yet
 main(['train', 'demo_classification', '--help'])
 main(['train', 'demo_classification', '--data', '/dev', '--device', 'cpu'])
 main(['train', 'demo_classification', '--no-such-flag', '1'])
 main(['check', 'demo_classification', '--no-such-flag', '1'])
 early_cuda.NODE = '/dev/none'
-early_cuda.begin('auto', [])
+early_cuda.begin(Run())
 """
 
 

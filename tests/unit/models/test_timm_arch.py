@@ -10,6 +10,7 @@ from sightline import api, config
 from sightline.errors import UsageError
 from sightline.models.arch import ArchConfig
 from sightline.parts import DataSpec
+from sightline.recipe import store
 
 SPEC = DataSpec(("a", "b", "c"), 3, (64, 64), (0.5,) * 3, (0.5,) * 3)
 
@@ -45,12 +46,12 @@ def test_its_own_mean_std_and_size_hold_unless_others_are_typed(tmp_path: Path):
     assert (3, data.size, data.size) == theirs["input_size"] == (3, data.eval_size, data.eval_size) == (3, 160, 160)
     assert data.eval_resize == int(160 / theirs["crop_pct"])
     flags = ["--model.arch=timm:test_vit", "--data.size=64", "--data.mean", "0.1", "0.2", "0.3"]
-    said: list[str] = []
-    recipe, run = config.load("resnet50", flags, say=said.append)
-    assert not said  # no size follows the one that was typed
+    found = config.named("resnet50", flags)
+    recipe, run = found.recipe, found.run
+    assert not found.lines  # no size follows the one that was typed
     assert (recipe.data.size, recipe.data.mean, recipe.data.eval_size) == (64, (0.1, 0.2, 0.3), 160)
     file = tmp_path / "config.yaml"
-    file.write_text(config.dump(recipe, run))
+    file.write_text(store.dump(recipe, run))
     assert config.load("resnet50", [], file)[0] == recipe
 
 

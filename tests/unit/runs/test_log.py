@@ -13,6 +13,7 @@ from sightline.data.loading.workers import Bad
 from sightline.errors import DiskError, UsageError
 from sightline.hardware import devices
 from sightline.parts import Scores
+from sightline.recipe import store
 from sightline.runs.attempts import Attempt
 from sightline.runs.environment import environment
 from sightline.runs.events import SCHEMA
@@ -230,7 +231,7 @@ def test_environment_names_what_a_result_depends_on():
 
 def test_config_yaml_of_a_run_is_a_config_file(log: RunLog, folder: Path):
     recipe, run = config.load("demo_classification", ["--train.epochs", "3", "--run.out", str(folder)])
-    log.folder.write("config.yaml", config.dump(recipe, run))
+    log.folder.write("config.yaml", store.dump(recipe, run))
     path = folder / "config.yaml"
     assert config.load(config.recipe_named_in(path), [], path) == (recipe, run)
 

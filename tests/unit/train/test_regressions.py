@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from sightline import api, config
 from sightline.errors import UsageError
+from sightline.recipe import store
 from sightline.train import checkpoint
 
 TINY = """--data.path=synthetic:classes=4,samples=32,size=24 --data.classes=4 --data.size=24 --data.eval-size=24
@@ -61,7 +62,7 @@ def test_only_files_of_the_manifest_are_read(tmp_path):
 def test_a_checkpoint_cannot_say_where_an_evaluation_is_written(tmp_path):
     train(tmp_path / "run")
     _, state = checkpoint.read(checkpoint.find(tmp_path / "run", "latest"))
-    recipe, run = config.from_json({**state["recipe"], "run": {"out": str(tmp_path / "victim")}})
+    recipe, run = config.of_stored({**state["recipe"], "run": {"out": str(tmp_path / "victim")}}).build()
     assert run == config.Run() and recipe.name == "demo_classification"
 
 
@@ -90,12 +91,12 @@ def test_another_kind_needs_no_flag_for_the_fields_of_the_old_one():
 
 def test_a_kind_given_as_a_flag_also_wins_over_the_fields_of_a_file(tmp_path):
     path = tmp_path / "c.yaml"
-    path.write_text(config.dump(*config.load("resnet50", ["--optimizer.nesterov"])))
+    path.write_text(store.dump(*config.load("resnet50", ["--optimizer.nesterov"])))
     recipe, _ = config.load("resnet50", ["--optimizer.kind=adamw", "--schedule.kind", "constant"], path)
     assert (recipe.optimizer.kind, recipe.optimizer.nesterov) == ("adamw", False)
     assert (recipe.schedule.kind, recipe.schedule.table_rates) == ("constant", ())
     lars = ["--optimizer.kind=lars", "--optimizer.eta=0.002", "--schedule.kind=polynomial", "--schedule.power=1"]
-    path.write_text(config.dump(*config.load("resnet50", lars)))
+    path.write_text(store.dump(*config.load("resnet50", lars)))
     recipe, _ = config.load("resnet50", ["--optimizer.kind=sgd", "--schedule.kind=cosine"], path)
     assert (recipe.optimizer.kind, recipe.optimizer.eta) == ("sgd", 0.001)
     assert (recipe.schedule.kind, recipe.schedule.power) == ("cosine", 2.0)

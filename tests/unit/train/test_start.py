@@ -15,6 +15,7 @@ from sightline.train import batch_size, start
 
 NATIVE = replace(devices.select("cpu"), has_bf16=lambda: True)
 EMULATES = replace(devices.select("cpu"), has_bf16=lambda: False)
+OWN_BF16 = "the recipe's own bf16"  # which nobody typed
 FALLS_BACK = "precision fp32 instead of bf16, which would only be emulated and slower"
 SLOW = "warning: bf16 is only emulated, on a CPU up to 8 times slower than fp32"
 
@@ -31,7 +32,10 @@ def settled(tmp_path: Path, capsys, monkeypatch):
         if stored:
             saved.mkdir(parents=True, exist_ok=True)
             (saved / "state.json").write_text(json.dumps({"recipe": {"train": stored}}))
-        recipe, run = config.load("demo_classification", [*flags, f"--run.out={tmp_path}"])
+        typed = [flag for flag in flags if flag != OWN_BF16]
+        recipe, run = config.load("demo_classification", [*typed, f"--run.out={tmp_path}"])
+        if OWN_BF16 in flags:
+            recipe = replace(recipe, train=replace(recipe.train, precision="bf16"))
         found = start.settle(recipe, run, device, World(), RunLog(tmp_path, Screen(), attempt=None))
         return found.train, capsys.readouterr().out
 
@@ -43,8 +47,8 @@ def settled(tmp_path: Path, capsys, monkeypatch):
     [
         ("auto", "", NATIVE, "bf16", ""),
         ("auto", "", EMULATES, "fp32", ""),
-        ("bf16_or_fp32", "", NATIVE, "bf16", ""),
-        ("bf16_or_fp32", "", EMULATES, "fp32", FALLS_BACK),
+        (OWN_BF16, "", NATIVE, "bf16", ""),
+        (OWN_BF16, "", EMULATES, "fp32", FALLS_BACK),
         ("bf16", "", NATIVE, "bf16", ""),
         ("bf16", "", EMULATES, "bf16", f"{SLOW}: "),
         ("fp16", "", EMULATES, "fp16", ""),
@@ -52,14 +56,15 @@ def settled(tmp_path: Path, capsys, monkeypatch):
         ("auto", "bf16", EMULATES, "bf16", f"{SLOW}: "),
         ("auto", "fp16", EMULATES, "fp16", "precision fp16, in which the run was started; a new run would use fp32"),
         ("auto", "fp16", NATIVE, "fp16", "precision fp16, in which the run was started; a new run would use bf16"),
-        ("bf16_or_fp32", "fp32", NATIVE, "fp32", "precision fp32, in which the run was started; a new run would use"),
-        ("bf16_or_fp32", "fp32", EMULATES, "fp32", ""),
+        (OWN_BF16, "fp32", NATIVE, "fp32", "precision fp32, in which the run was started; a new run would use"),
+        (OWN_BF16, "fp32", EMULATES, "fp32", ""),
     ],
 )
 def test_the_first_start_decides_the_precision_and_later_ones_keep_it(
     settled, wanted: str, kept: str, device: devices.Device, decided: str, said: str
 ):
-    train, lines = settled({"precision": kept} if kept else {}, device, f"--train.precision={wanted}")
+    flag = wanted if wanted == OWN_BF16 else f"--train.precision={wanted}"
+    train, lines = settled({"precision": kept} if kept else {}, device, flag)
     assert train.precision == decided
     assert lines.startswith(said) and lines.count("\n") == bool(said), lines
     if said.startswith(SLOW):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data import found
+from sightline.data.classification import ClassificationData
 from sightline.data.sources import folder, layouts, open_source, recognised
 from sightline.errors import BadData, UsageError
 
@@ -115,7 +115,7 @@ def test_images_of_a_table_may_lie_in_such_folders(tmp_path: Path):
 
 def test_the_line_about_the_data_names_the_folder_that_validates(tmp_path: Path):
     path = made(tmp_path / "data", of(CLASSES, "img_train", "img_val"))
-    line = found.look("ClassificationData", path, {}, {"classes": "0", "val_fraction": "0.2"}, tmp_path / "run").line
+    line = ClassificationData(path=path).look(tmp_path / "run", ()).line
     assert line == "data: 2 classes, 4 + 4 images; img_val validates"
 
 

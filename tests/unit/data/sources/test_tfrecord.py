@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data import found
 from sightline.data.classification import ClassificationData
 from sightline.data.formats import records
 from sightline.data.sources import SourceOptions, open_source, tfrecord
@@ -79,9 +78,7 @@ def test_records_one_folder_deeper_are_found(write, kind: str):
         source = open_source(kind, str(outer), split)
         assert (source.inner, before.inner) == ("tf_records", "")
         assert (source.fingerprint, rows(source)) == (before.fingerprint, rows(before))
-    line = found.look(
-        "ClassificationData", str(outer), {"source": kind}, {"classes": "0", "val_fraction": "0.2"}, outer / "run"
-    ).line
+    line = ClassificationData(path=str(outer), source=kind).look(outer / "run", ()).line
     assert line == "data: 2 classes, 2 + 1 images; found in tf_records/, one folder deeper"
 
 

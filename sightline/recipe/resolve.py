@@ -1,0 +1,126 @@
+"""The one way to a frozen recipe: what a user says, then what follows from it, each value with its origin.
+
+`said` takes a file and flags, and checks them; nothing slow is imported. `ask` then asks the model, the fields that
+follow others, and the data, each only for fields that nobody typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import SightlineError, UsageError
+from sightline.files.plain_yaml import read_yaml
+from sightline.files.typed_json import hints_of
+from sightline.parts import DataFacts
+from sightline.recipe import flags, store
+from sightline.recipe.recipe import Recipe, Run
+from sightline.recipe.settings import Origin, Settings
+
+FULL = {"drop": 2, "pad": 1}  # train.last_batch: steps of an epoch from which the recipe's batch stays
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A frozen recipe and run, with what was found on the way."""
+
+    settings: Settings
+    recipe: Recipe
+    run: Run
+    facts: DataFacts = field(default_factory=DataFacts)
+    lines: tuple[str, ...] = ()  # what was decided, for the user
+
+
+def said(
+    settings: Settings, *given: flags.Given, file: Path | None = None, of: str = "", own: Collection[str] = ()
+) -> Settings:
+    """Return settings with what a config file and then flags say. UsageError for a wrong name or value, and for parts
+    that do not agree. `of` is the command and its recipe, `own` the command's own flags, for suggestions."""
+    hints = settings.hints()
+    read = [flags.read(each, hints, of, own) for each in given]
+    if file:
+        settings = settings.put(Origin.FILE, store.read_file(file, settings)[0], str(file))
+    for values, typed_as in read:
+        settings = settings.put(Origin.FLAG, values, typed_as)
+    settings.build()
+    return settings
+
+
+def run_fields(*given: flags.Given) -> dict[str, Any]:
+    """Return the fields of `run` that flags set, where the recipe of the other flags is not known yet."""
+    hints = {f"run.{name}": hint for name, hint in hints_of(Run).items()}
+    return {name: value for each in given for name, value in flags.fields_among(each, hints).items()}
+
+
+def ask(settings: Settings, needs_data: bool) -> Resolved:
+    """Return the recipe with what the model, the data and other fields decide. `needs_data` raises what is wrong with
+    the data; else those who open them report it."""
+    lines = []
+    model = settings.part("model")
+    model.refuse_unknown()
+    settings = settings.put(Origin.MODEL, {f"data.{name}": value for name, value in model.data_fields().items()})
+    following = settings.part("data").following(settings.recipe.data, settings.typed_in("data"))
+    of_sizes = {
+        f"data.{name}": value for name, value in following.items() if settings[f"data.{name}"].origin < Origin.MODEL
+    }
+    settings = settings.put(Origin.DERIVED, of_sizes, "in proportion to data.size")
+    if of_sizes:
+        sizes = ", ".join(f"{name.partition('.')[2]} {value}" for name, value in of_sizes.items())
+        lines.append(f"data: {sizes}, in proportion to the size that was typed")
+    folder = Path(settings["run.out"].value or f"runs/{settings.recipe.name}")
+    try:
+        facts: DataFacts = settings.part("data").look(folder, settings.typed_in("data"))
+    except SightlineError:
+        if needs_data:
+            raise
+        facts = DataFacts()
+    settings = settings.put(Origin.DATA, {f"data.{name}": value for name, value in facts.fields.items()}, facts.said)
+    settings, smaller = _with_smaller_batch(settings, facts, folder)
+    if facts.line:
+        lines.insert(0, facts.line + smaller)
+    return Resolved(settings, *settings.build(), facts, tuple(lines))
+
+
+def _with_smaller_batch(settings: Settings, facts: DataFacts, run: Path) -> tuple[Settings, str]:
+    """Take a batch that leaves two steps in an epoch where the recipe's own leaves one or none, and scale a rate that
+    was meant for it; where the last batch is padded, only if not one is full. A run that started with one step in an
+    epoch keeps it. Return also what to say."""
+    batch, enough = settings["train.global_batch"].value, FULL.get(settings["train.last_batch"].value, 0)
+    is_open = settings["train.global_batch"].origin < Origin.FILE and isinstance(batch, int) and batch > 1
+    if not is_open or not facts.steps or (steps := facts.steps(batch)) >= enough:
+        return settings, ""
+    has_step = bool(steps) or enough == 1
+    if has_step and batch in (_batch_of(run), _batch_of(run / "fold-0")):
+        return settings, ""
+    powers = (1 << power for power in reversed(range((batch - 1).bit_length())))
+    smaller = next((each for each in powers if facts.steps(each) >= 2), 0)
+    if not smaller:
+        return settings, ""
+    values: dict[str, Any] = {"train.global_batch": smaller}
+    said = f"; batch {smaller}"
+    if not settings.is_typed("optimizer.lr") and not settings["optimizer.lr_for_batch"].value:
+        rate = values["optimizer.lr"] = _shown(settings["optimizer.lr"].value * smaller / batch)
+        said += f" and rate {rate:g}"
+        if settings["schedule.kind"].value == "table" and not settings.is_typed("schedule.table_rates"):
+            rates = tuple(_shown(each * smaller / batch) for each in settings["schedule.table_rates"].value)
+            values["schedule.table_rates"] = rates
+            said += f" (later up to {max(rates):g})"
+    why = "leaves one step in an epoch" if steps else "is more than there are"
+    return settings.put(Origin.DERIVED, values, facts.said), f"{said}, as the recipe's {batch} {why}"
+
+
+def _shown(rate: float) -> float:
+    """Return a rate with the digits that are shown, so that the same number can be typed."""
+    return float(f"{rate:g}")
+
+
+def _batch_of(run: Path) -> int:
+    """Return the batch that a run was started with; 0 if there is none."""
+    try:
+        train = read_yaml(run / "config.yaml").get("train")
+    except UsageError:
+        return 0
+    batch = train.get("global_batch") if isinstance(train, dict) else 0
+    return batch if isinstance(batch, int) else 0
