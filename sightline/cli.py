@@ -11,23 +11,18 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import get_type_hints
+from typing import TYPE_CHECKING, get_type_hints
 
-from sightline import __version__, config, recipes, terminal
-from sightline.data.loading.forkserver import start_early
+from sightline import __version__, recipes, terminal
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError, unforeseen_disk_error
-from sightline.hardware import early_cuda
 from sightline.hardware import launch as launchers
 from sightline.hardware.launch.place import is_rank_0
 from sightline.recipe import help as help_text
-from sightline.recipe.flags import long
-from sightline.recipe.options import parse_options, split_options
-from sightline.recipe.recipe import Recipe, Run
-from sightline.recipe.resolve import run_fields
-from sightline.recipe.settings import Origin
-from sightline.recipe.show import why
-from sightline.recipe.suggest import nearest
 from sightline.safe_path import folder_off_path
+
+if TYPE_CHECKING:
+    from sightline.recipe.recipe import Recipe, Run
+    from sightline.recipe.resolve import Resolved
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 
@@ -51,6 +46,8 @@ def prepare(flags: Sequence[str]) -> None:
             _parser("prepare", prepare, f"{{{','.join(known)}}} [options]").print_help()
             return
         raise UsageError(f"prepare what? Known: {', '.join(known)}; e.g. `sightline prepare shapes --out DIR`")
+    from sightline.recipe.options import parse_options
+
     module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
     options = parse_options(get_type_hints(module.prepare)["options"], flags[1:], prog=f"sightline prepare {flags[0]}")
     from sightline.terminal.progress import shown_progress
@@ -68,6 +65,9 @@ def check(flags: Sequence[str]) -> None:
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
+    from sightline import config
+    from sightline.recipe.settings import Origin
+
     rest, wants_all_folds = config.without_all_folds(rest)  # one fold's two splits are all samples, too
     told = config.said("check", rest, _own(parser))
     if not _among_ranks():
@@ -114,11 +114,16 @@ def train(flags: Sequence[str]) -> None:
     if help_text.is_asked(flags):
         _print_help(flags)
         return
+    from sightline import config
+
     rest, wants_all_folds = config.without_all_folds(flags)
     told = config.said("train", rest)
     if not _among_ranks():
         told.refuse_missing_data()
     if terminal.is_command():  # a script that calls us may fork later
+        from sightline.data.loading.forkserver import start_early
+        from sightline.hardware import early_cuda
+
         early_cuda.begin(told.run)
         start_early(told.settings.recipe, told.run)  # before torch is imported, which takes as long there
     resolved = told.resolved(needs_data=not _among_ranks())
@@ -334,6 +339,7 @@ def benchmark(flags: Sequence[str]) -> None:
     _refuse_recipe_named_first(flags)
     from sightline.measure import benchmark as measure
     from sightline.measure import whole
+    from sightline.recipe.options import split_options
 
     options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
     recipe, run = _resolved("benchmark", rest)
@@ -361,6 +367,9 @@ def inspect(flags: Sequence[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
+    from sightline import config
+    from sightline.recipe.show import why
+
     if rest and _names_run(rest[0]):
         settings = config.of_run(Path(rest[0]), rest[1:], arguments.recipe)
     else:
@@ -401,6 +410,7 @@ def launch(flags: Sequence[str]) -> None:
     """Train on several hosts: `sightline launch resnet50 --hosts a:8,b:8 --launcher ssh --data.path DIR`"""
     _refuse_recipe_named_first(flags)
     from sightline.hardware.launch import command
+    from sightline.recipe.options import split_options
 
     options, rest = split_options(command.LaunchOptions, flags, prog="sightline launch")
     recipe, run = _resolved("launch", rest)
@@ -518,6 +528,8 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 def _print_help(flags: Sequence[str]) -> None:
     """Print the usual flags of a recipe, or with --help-all every flag, of one part if that is named."""
+    from sightline.recipe.recipe import Run
+
     name, wants_all, part = help_text.question(flags)
     recipe = recipes.load(name)
     if wants_all:
@@ -528,6 +540,8 @@ def _print_help(flags: Sequence[str]) -> None:
 
 def _resolved(command: str, words: Sequence[str], own: Collection[str] = (), tells: bool = False) -> tuple[Recipe, Run]:
     """Return the recipe and run of a command's words, with a number for the batch, which no run has measured."""
+    from sightline import config
+
     told = config.said(command, words, own)
     if command in ("evaluate", "show") and not _among_ranks():
         told.refuse_missing_data()
@@ -539,7 +553,7 @@ def _resolved(command: str, words: Sequence[str], own: Collection[str] = (), tel
     return resolved.recipe, resolved.run
 
 
-def _say(resolved: config.Resolved) -> None:
+def _say(resolved: Resolved) -> None:
     """Say what was decided about the data; of several ranks, their starter has."""
     if resolved.run.progress != "off" and not _among_ranks():
         for line in resolved.lines:
@@ -562,6 +576,8 @@ def _refuse_uneven(recipe: Recipe, run: Run) -> None:
 def _refuse_unknown_command(command: str) -> None:
     if command in COMMANDS:
         return
+    from sightline.recipe.suggest import nearest
+
     meant = f"; did you mean `sightline train {command}`?" if command in recipes.names() else ""
     hint = meant or nearest(command, COMMANDS, "'{}'")
     known = f"{hint} Known" if hint else "; known"
@@ -577,6 +593,8 @@ def _names_run(word: str) -> bool:
 
 def _names_recipe(target: str, flags: Sequence[str]) -> bool:
     """Return whether `evaluate` is about a recipe; with weights also if its name is misspelt, to be refused as such."""
+    from sightline.recipe.flags import long
+
     has_weights = any(long(flag).startswith("--model.weights") for flag in flags)
     return target in recipes.names() or target.endswith(".py") or has_weights
 
@@ -584,6 +602,8 @@ def _names_recipe(target: str, flags: Sequence[str]) -> bool:
 def _with_config_of_run(words: Sequence[str], recipe_file: str) -> tuple[list[str], Path | None]:
     """Return words with the config file of a run in place of its folder, and that folder."""
     if words and _names_run(words[0]):
+        from sightline import config
+
         folder = Path(words[0])
         return [*filter(None, [recipe_file]), "--config", str(config.config_of(folder)), *words[1:]], folder
     _refuse_recipe_of_no_run(recipe_file)
@@ -598,6 +618,8 @@ def _refuse_recipe_of_no_run(recipe_file: str) -> None:
 def _refuse_flags_of_run(command: str, asked: argparse.Namespace, words: Sequence[str], own: Collection[str]) -> None:
     if words and not words[0].startswith("-"):
         raise UsageError(f"unexpected '{words[0]}'; `sightline {command} --help` shows what comes after {command}")
+    from sightline import config
+
     config.refuse_flags_of_run(command, Path(asked.run), asked.recipe, words, own)
 
 
@@ -625,5 +647,7 @@ def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
 
 def _ran_as_ranks_of_run(arguments: Sequence[str], words: Sequence[str]) -> bool:
     """Do the same for a command about a run, whose recipe is not loaded yet."""
+    from sightline.recipe.resolve import run_fields
+
     run = run_fields(words)
     return _ran_as_ranks(arguments, run.get("run.devices", 0), run.get("run.device", "auto"))

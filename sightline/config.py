@@ -16,7 +16,6 @@ from typing import Any
 from sightline import recipes
 from sightline.errors import BadCheckpoint, UsageError
 from sightline.files.checkpoint_folder import folder_of_runs, nearest_run, run_of
-from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import short
 from sightline.hardware import launch
 from sightline.parts import DataConfig
@@ -143,6 +142,8 @@ def refuse_flags_of_run(command: str, run: Path, recipe_file: str, words: Sequen
     to who opens the run."""
     name = recipe_file
     if not name:
+        from sightline.files.plain_yaml import read_yaml
+
         with contextlib.suppress(UsageError):  # a damaged file does not matter: checkpoints hold their recipe
             name = str(read_yaml(run_of(run) / "config.yaml").get("recipe"))
     if recipe_file.endswith(".py") or name in recipes.names():
@@ -194,6 +195,8 @@ def _config_in(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 def recipe_named_in(config: Path) -> str:
     """Return the recipe that a config file belongs to."""
+    from sightline.files.plain_yaml import read_yaml
+
     values = read_yaml(config)
     if "recipe" not in values:
         raise UsageError(f"{config} names no recipe; give one on the command line or write `recipe: NAME` in it")

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypedDict, Union, get_args, get_origin
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import typed
-from sightline.recipe.settings import flag_of
 from sightline.recipe.suggest import ALIASES, nearest, nearest_flags
 
 Given = Sequence[str] | Mapping[str, Any]  # ["--optimizer.lr", "0.1"] or {"optimizer.lr": 0.1}
@@ -51,6 +50,12 @@ class Words:
         while self.left and not self.left[0].startswith("--"):
             taken.append(self.next())
         return taken
+
+
+def flag_of(name: str, off: bool = False) -> str:
+    """Return how a user types a field: "train.global_batch" is --train.global-batch."""
+    part, dot, key = name.rpartition(".")
+    return f"--{part}{dot}{'no-' if off else ''}{key}".replace("_", "-")
 
 
 def spellings(hints: Hints) -> dict[str, tuple[str, bool]]:

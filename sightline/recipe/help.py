@@ -19,14 +19,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from sightline import terminal
 from sightline.errors import UsageError
 from sightline.files.typed_json import hints_of
-from sightline.recipe.recipe import Recipe, Run
-from sightline.recipe.settings import flag_of
+from sightline.recipe.flags import flag_of
 from sightline.recipe.suggest import ALIASES
+
+if TYPE_CHECKING:
+    from sightline.recipe.recipe import Recipe, Run
 
 USUAL = (
     *("data.path", "data.classes", "data.task", "data.dim", "data.fold", "data.size", "data.on_bad_sample"),

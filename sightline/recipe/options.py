@@ -14,8 +14,7 @@ from sightline import terminal
 from sightline.errors import UsageError
 from sightline.files.typed_json import hints_of
 from sightline.recipe import help
-from sightline.recipe.flags import Words, spellings, value_of
-from sightline.recipe.settings import flag_of
+from sightline.recipe.flags import Words, flag_of, spellings, value_of
 from sightline.recipe.suggest import nearest_flags
 
 T = TypeVar("T")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import SightlineError, UsageError
-from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import hints_of
 from sightline.parts import DataFacts
 from sightline.recipe import flags, store
@@ -118,6 +117,8 @@ def _shown(rate: float) -> float:
 
 def _batch_of(run: Path) -> int:
     """Return the batch that a run was started with; 0 if there is none."""
+    from sightline.files.plain_yaml import read_yaml
+
     try:
         train = read_yaml(run / "config.yaml").get("train")
     except UsageError:

@@ -152,12 +152,6 @@ def plain(part: Any) -> dict[str, Any]:
     return values
 
 
-def flag_of(name: str, off: bool = False) -> str:
-    """Return how a user types a field: "train.global_batch" is --train.global-batch."""
-    part, dot, key = name.rpartition(".")
-    return f"--{part}{dot}{'no-' if off else ''}{key}".replace("_", "-")
-
-
 def fspath(value: Any) -> Any:
     """Return the text of a path, and anything else as it is."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import UsageError
-from sightline.files import plain_yaml
-from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import short
 from sightline.recipe.flags import converted
 from sightline.recipe.recipe import Recipe, Run
@@ -28,6 +26,8 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 
 def dump(recipe: Recipe, run: Run) -> str:
     """Return the text of config.yaml; a recipe loaded from it is the same."""
+    from sightline.files import plain_yaml
+
     origins = {ORIGINS: dict(recipe.origins)} if recipe.origins else {}
     return plain_yaml.dump({**to_json(recipe), "run": plain(run), **origins})
 
@@ -62,6 +62,8 @@ def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
 def read_file(path: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the fields of a config file, each with the type that its part declares, and where the run that wrote it
     had them from. UsageError names the file."""
+    from sightline.files.plain_yaml import read_yaml  # here: it takes 10 ms, and most starts read none
+
     values = read_yaml(path)
     values.pop("recipe", None)
     origins = values.pop(ORIGINS, {})

@@ -10,9 +10,12 @@ import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from sightline.errors import UsageError
-from sightline.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from sightline.recipe.recipe import Recipe
 
 FOLDER = Path(__file__).parent
 OWN = f"{__name__}.own_"
@@ -49,8 +52,10 @@ def find(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def load(name: str) -> Recipe:
+def load(name: str) -> "Recipe":
     """Return a recipe as its file makes it."""
+    from sightline.recipe.recipe import Recipe  # here: to list the recipes needs none
+
     made = find(name).recipe()
     if not isinstance(made, Recipe):
         raise UsageError(f"recipe() of {name} returned {type(made).__name__}, expected a Recipe")
