@@ -133,6 +133,7 @@ def train(
     ["--optimizer.lr", "0.1"]; a keyword wins. `loggers` get every number of the run; `report` writes report.html.
     Raises Interrupted after Ctrl-C, when the run is saved, and the same call resumes it.
     """
+    flags = flags if isinstance(flags, Mapping | str) else list(flags)  # also of an iterator
     if _asks_for_all_folds(flags):
         raise UsageError("data.fold=all is a run per fold; without it, call api.train_folds(*api.load(NAME, flags))")
     if isinstance(recipe, Recipe):
@@ -172,7 +173,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         benchmark_log = run.benchmark_log and str(Path(run.benchmark_log) / name)
         recipe = start.with_batch_of(recipe, dataclasses.replace(run, out=str(folder / "fold-0")))
         data = recipe.data
-        one = dataclasses.replace(recipe, data=dataclasses.replace(data, fold=fold))
+        one = recipe.decided({"data.fold": fold}, "one run per fold")
         train_here(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log))
         rows.append(folds.read_fold(folder / name, fold, recipe.task.headline))
         gc.collect()  # captured graphs and the last network hold memory that the next one needs
@@ -432,7 +433,7 @@ def _free_folder(run: Path) -> Path:
 def _asks_for_all_folds(flags: Flags) -> bool:
     if isinstance(flags, Mapping):
         return flags.get("data.fold") == "all"
-    return config.without_all_folds(list(flags))[1]
+    return not isinstance(flags, str) and config.without_all_folds(flags)[1]
 
 
 def _to_predict(flags: Flags) -> tuple[Given, ...]:

@@ -74,7 +74,8 @@ def check(flags: Sequence[str]) -> None:
         told.refuse_missing_data()
     resolved = told.resolved()  # the check itself lists all that is wrong with the data
     recipe, run, data = resolved.recipe, resolved.run, resolved.recipe.data
-    if hasattr(data, "classes") and resolved.settings["data.classes"].origin is Origin.RECIPE:
+    is_open = resolved.settings.hints().get("data.classes") is int
+    if is_open and resolved.settings["data.classes"].origin is Origin.RECIPE:
         # Nobody could count them, and the recipe's number is not that of these data.
         data = dataclasses.replace(data, classes=0)  # type: ignore[type-var]
     from sightline.evaluate.folds import refuse_without
@@ -97,8 +98,15 @@ def show(flags: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="the sheet; default: samples.png, of a run RUN/samples.png")
     parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
     arguments, rest = parser.parse_known_args(flags)
-    rest, folder = _with_config_of_run(rest, arguments.recipe)
-    recipe, run = _resolved("show", rest, _own(parser), tells=folder is None)
+    folder = Path(rest[0]) if rest and _names_run(rest[0]) else None
+    if folder:
+        from sightline import config
+
+        recipe, run = config.of_run("show", folder, rest[1:], arguments.recipe, _own(parser)).build()
+        recipe.train.require_batch("show")
+    else:
+        _refuse_recipe_of_no_run(arguments.recipe)
+        recipe, run = _resolved("show", rest, _own(parser), tells=True)
     from sightline.measure.show import draw_sheet
 
     path, said = draw_sheet(recipe, run, folder, arguments.out)
@@ -116,6 +124,9 @@ def train(flags: Sequence[str]) -> None:
         return
     from sightline import config
 
+    if help_text.is_asked(["", *flags]):  # of the recipe of a config file
+        _print_help(config.recipe_asked(flags))
+        return
     rest, wants_all_folds = config.without_all_folds(flags)
     told = config.said("train", rest)
     if not _among_ranks():
@@ -371,7 +382,7 @@ def inspect(flags: Sequence[str]) -> None:
     from sightline.recipe.show import why
 
     if rest and _names_run(rest[0]):
-        settings = config.of_run(Path(rest[0]), rest[1:], arguments.recipe)
+        settings = config.of_run("inspect", Path(rest[0]), rest[1:], arguments.recipe, _own(parser))
     else:
         _refuse_recipe_of_no_run(arguments.recipe)
         settings = config.said("inspect", rest, _own(parser)).resolved().settings
@@ -597,17 +608,6 @@ def _names_recipe(target: str, flags: Sequence[str]) -> bool:
 
     has_weights = any(long(flag).startswith("--model.weights") for flag in flags)
     return target in recipes.names() or target.endswith(".py") or has_weights
-
-
-def _with_config_of_run(words: Sequence[str], recipe_file: str) -> tuple[list[str], Path | None]:
-    """Return words with the config file of a run in place of its folder, and that folder."""
-    if words and _names_run(words[0]):
-        from sightline import config
-
-        folder = Path(words[0])
-        return [*filter(None, [recipe_file]), "--config", str(config.config_of(folder)), *words[1:]], folder
-    _refuse_recipe_of_no_run(recipe_file)
-    return list(words), None
 
 
 def _refuse_recipe_of_no_run(recipe_file: str) -> None:

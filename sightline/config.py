@@ -87,10 +87,12 @@ def load(name: str, flags: Given = (), config: Path | None = None) -> tuple[Reci
 
 def named(recipe: str, *given: Given) -> Resolved:
     """Resolve a recipe by its name, or by the path of a recipe or a config file, changed by flags."""
-    file = Path(recipe) if recipe.endswith((".yaml", ".yml")) else None
-    if file and not file.exists():
-        raise UsageError(f"--config {file} does not exist; give a YAML file, e.g. config.yaml of a run folder")
-    name = recipe_named_in(file) if file else recipe
+    words = ["--config", recipe] if recipe.endswith((".yaml", ".yml")) else []
+    for each in given:  # words may name a file, too
+        words += [] if isinstance(each, Mapping | str) else each
+    file, rest = _config_in(words)
+    given = (rest, *(each for each in given if isinstance(each, Mapping | str)))
+    name = recipe_named_in(file) if file and recipe.endswith((".yaml", ".yml")) else recipe
     settings = resolve.said(Settings(recipes.load(name), Run()), *given, file=file, of=f"train {name}")
     told = Said(name, settings, settings.part("run"))
     if is_alone := launch.detect(os.environ) is None:  # else other ranks would wait for one that ends this early
@@ -100,15 +102,20 @@ def named(recipe: str, *given: Given) -> Resolved:
 
 def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
     """Resolve objects that were built in Python, changed by flags."""
-    return resolve.ask(resolve.said(Settings.of(recipe, run), *given), needs_data=True)
+    settings = Settings.of(recipe, run)
+    if recipe.name in recipes.names():
+        settings = settings.typed_beside(recipes.load(recipe.name))
+    return resolve.ask(resolve.said(settings, *given), needs_data=True)
 
 
-def of_run(folder: Path, given: Given = (), recipe_file: str = "") -> Settings:
+def of_run(
+    command: str, folder: Path, words: Sequence[str] = (), recipe_file: str = "", own: Collection[str] = ()
+) -> Settings:
     """Return the settings that a run was started with, as its config.yaml has them, changed by flags."""
-    file = folder / "config.yaml"
-    settings = Settings(recipes.load(recipe_file or recipe_named_in(file)), Run())
-    values, origins = store.read_file(file, settings)
-    return resolve.said(settings.put(Origin.STORED, values, origins), given)
+    file = config_of(folder)
+    name = recipe_file or recipe_named_in(file)
+    settings = store.put_run(Settings(recipes.load(name), Run()), file)
+    return resolve.said(settings, words, of=f"{command} {name}", own=own)
 
 
 def of_stored(
@@ -125,8 +132,9 @@ def of_stored(
     # Only what a recipe is made of: a checkpoint must not say where things are written.
     parts = {part: values[part] for part in PARTS if part in values}
     with _blaming_the_checkpoint():
-        known = store.fields_of(parts, settings, "the checkpoint's recipe")
-    settings = settings.put(Origin.STORED, known, origins or {})
+        settings = store.put(
+            settings, Origin.STORED, parts, "the checkpoint's recipe", lambda name: (origins or {}).get(name, "")
+        )
     try:
         changed = resolve.said(settings, *given)
         changed.part("model").refuse_unknown()
@@ -191,6 +199,12 @@ def _config_in(words: Sequence[str]) -> tuple[Path | None, list[str]]:
         raise UsageError(f"--config {file} does not exist; give a YAML file, e.g. config.yaml of a run folder")
     del rest[at : at + 2]
     return file, rest
+
+
+def recipe_asked(words: Sequence[str]) -> list[str]:
+    """Return words that ask for help with the recipe of their config file named first."""
+    file, rest = _config_in(words)
+    return [recipe_named_in(file), *rest] if file and rest[:1] and rest[0].startswith("-") else rest
 
 
 def recipe_named_in(config: Path) -> str:

@@ -84,8 +84,7 @@ def of_volumes(config: SegmentationData, typed: Collection[str]) -> DataFacts:
     fields = decathlon.found_fields(path) if "task" not in typed else {}
     steps = decathlon.steps_of_epoch(path, config.fold, config.folds, config.nvol)
     plan = read_plan(Path(path)) if decathlon.detect(path) else None
-    cases = decathlon.cases_of(plan, config.fold, config.folds) if plan else ""
-    said = f"{cases} of task {plan.task} in {_name(path)}" if plan else ""
+    said = f"{len(plan.cases)} cases of task {plan.task} in {_name(path)}" if plan else ""
     return DataFacts(f"data: {line}" if line else "", fields, said, steps)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import reprlib
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -105,8 +106,26 @@ def as_dataclass(kind: type[Part], values: Any) -> Part:
 def hints_of(kind: type, *, with_extras: bool = False) -> dict[str, Any]:
     """Return the types of the fields of a dataclass, kept: Python would evaluate the texts of all fields every time."""
     if (kind, with_extras) not in _hints:
-        _hints[kind, with_extras] = typing.get_type_hints(kind, include_extras=with_extras)
+        try:
+            found = typing.get_type_hints(kind, include_extras=with_extras)
+        except NameError:  # a type that is imported for type checkers alone, or is known within a function
+            found = _hints_one_by_one(kind, with_extras)
+        _hints[kind, with_extras] = found
     return _hints[kind, with_extras]
+
+
+def _hints_one_by_one(kind: type, with_extras: bool) -> dict[str, Any]:
+    """Return the types of fields; that of a name which cannot be found is Any."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        known = vars(sys.modules.get(base.__module__, typing))
+        for name, hint in vars(base).get("__annotations__", {}).items():
+            alone = types.SimpleNamespace(__annotations__={name: hint})
+            try:
+                found |= typing.get_type_hints(alone, known, dict(vars(base)), include_extras=with_extras)
+            except NameError:
+                found[name] = Any
+    return found
 
 
 def short(value: object) -> str:

@@ -7,6 +7,7 @@ Keywords and dicts of Python name the same fields. `options.py` reads a command'
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from sightline.errors import UsageError
 from sightline.files.typed_json import typed
 from sightline.recipe.suggest import ALIASES, nearest, nearest_flags
 
+SEVERAL = (tuple, list)  # fields whose values are typed behind each other
 Given = Sequence[str] | Mapping[str, Any]  # ["--optimizer.lr", "0.1"] or {"optimizer.lr": 0.1}
 Hints = Mapping[str, Any]  # the type of every field that can be named
 
@@ -89,10 +91,10 @@ def _read_words(
         word = words.next()
         typed_as = word.partition("=")[0]
         flag, equals, text = long(word).partition("=")
+        if flag in ("-h", "--help", "--help-all"):
+            raise UsageError("flags that print help are for the command line")
         if not word.startswith("--") or word == "--":
             raise UsageError(_unexpected(word, of if not values else ""))
-        if flag in ("--help", "--help-all"):
-            raise UsageError("flags that print help are for the command line")
         if flag not in known:
             raise UsageError(_unknown(flag, known, of, own))
         name, off = known[flag]
@@ -109,13 +111,15 @@ def value_of(flag: str, off: bool, hint: Any, text: str | None, words: Words) ->
             on, no = (_on(flag), flag) if off else (flag, _off(flag))
             raise UsageError(f"{on} is a switch: write it alone, or {no}")
         return not off
-    if get_origin(hint) is tuple:
+    if get_origin(hint) in SEVERAL:
         return _several(flag, [*([text] if text is not None else []), *words.values()], hint)
-    if text is None:
-        if not words.left or words.left[0].startswith("--"):
-            expected = expected_of(hint)
-            raise UsageError(f"{flag} needs a value" + (f", expected {expected}" if expected else ""))
+    if get_origin(hint) is dict or dataclasses.is_dataclass(hint):
+        raise UsageError(f"{flag} holds more than a flag can say; set it in the recipe file")
+    expected = expected_of(hint)
+    if text is None and words.left and not words.left[0].startswith("--"):
         text = words.next()
+    if text is None or (not text and expected):
+        raise UsageError(f"{flag} needs a value" + (f", expected {expected}" if expected else ""))
     try:
         return converted(text, hint)
     except ValueError as error:
@@ -128,6 +132,8 @@ def converted(value: Any, hint: Any) -> Any:
         if value is None or str(value).lower() == "none":
             return None
         hint = Union[tuple(each for each in get_args(hint) if each is not NoneType)]  # noqa: UP007  # of one type: itself
+    if hasattr(value, "tolist"):  # a number or an array of NumPy or torch
+        value = value.tolist()
     if hint is Path:
         return Path(value)
     if isinstance(value, os.PathLike):
@@ -142,11 +148,12 @@ def expected_of(hint: Any) -> str:
     arguments = get_args(hint)
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, arguments))}"
-    if get_origin(hint) is tuple and get_origin(arguments[0]) is Literal:
+    if get_origin(hint) in SEVERAL and get_origin(arguments[0]) is Literal:
         return f"one or more of {', '.join(map(str, get_args(arguments[0])))}"
-    if get_origin(hint) is tuple:
-        many = _NUMBERS.get(arguments[0], "a word").partition(" ")[2] + "s"
-        count = "" if arguments[-1] is ... else f"{len(arguments)} "
+    if get_origin(hint) in SEVERAL:
+        inner = arguments[0] if not _rows(hint) else get_args(arguments[0])[0]
+        many = _NUMBERS.get(inner, "a word").partition(" ")[2] + "s"
+        count = f"{len(arguments)} " if get_origin(hint) is tuple and arguments[-1] is not ... else ""
         return f"{count}{many}{SPACED}"
     if arguments:  # a union
         words = [", ".join(map(str, get_args(each))) or _NUMBERS.get(each, "") for each in arguments]
@@ -164,9 +171,19 @@ def _why(error: ValueError, text: Any, hint: Any) -> str:
     return f"expected {expected_of(hint)}" if get_args(hint) else str(error)
 
 
+def _rows(hint: Any) -> int:
+    """Return the length of the tuples within a tuple or list, which are typed one after the other; 0 if none are."""
+    inner = get_args(hint)[:1]
+    is_row = inner and get_origin(inner[0]) is tuple and ... not in get_args(inner[0])
+    return len(get_args(inner[0])) if is_row else 0
+
+
 def _several(flag: str, texts: list[str], hint: Any) -> Any:
+    given: Any = texts
+    if length := _rows(hint):
+        given = [texts[at : at + length] for at in range(0, len(texts), length)]
     try:
-        return converted(texts, hint)
+        return converted(given, hint)
     except ValueError:
         given = f"is '{' '.join(texts)}'" if texts else "needs values"
         raise UsageError(f"{flag} {given}, expected {expected_of(hint)}") from None
@@ -218,7 +235,7 @@ def _read_fields(given: Mapping[str, Any], hints: Hints) -> tuple[dict[str, Any]
                 '{"optimizer.kind": "adamw"}'
             )
         if key not in hints:
-            raise UsageError(f"unknown field '{key}'{nearest(key, hints, repr_of)}")
+            raise UsageError(f"unknown field '{key}'{nearest(key, hints, QUOTED)}")
         hint = hints[key]
         try:
             values[key] = converted(value, hint)
@@ -229,7 +246,7 @@ def _read_fields(given: Mapping[str, Any], hints: Hints) -> tuple[dict[str, Any]
     return values, said
 
 
-repr_of = "'{}'"
+QUOTED = "'{}'"
 
 
 def fields_among(given: Given, hints: Hints) -> dict[str, Any]:

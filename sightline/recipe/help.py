@@ -144,8 +144,10 @@ def taken(hint: Any) -> str:
     arguments = get_args(hint)
     if get_origin(hint) is Literal:
         return f"{{{','.join(map(str, arguments))}}}"
+    if get_origin(hint) is list or arguments[-1:] == (...,):
+        return f"{taken(arguments[0])} ..."
     if get_origin(hint) is tuple:
-        return f"{taken(arguments[0])} ..." if arguments[-1] is ... else " ".join(map(taken, arguments))
+        return " ".join(map(taken, arguments))
     if arguments:  # a union
         return "|".join(taken(each).strip("{}").replace(",", "|") for each in arguments)
     return "" if hint is bool else _TYPES.get(hint, "VALUE")

@@ -104,6 +104,8 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         words = [word for each in get_args(hint) if get_origin(each) is Literal for word in get_args(each)]
         if value not in words:
             raise UsageError(f"{name}={value!r} is unknown; use a number or {' or '.join(words)}")
+    if hint in (bool, int, float) and (value is None or isinstance(value, str)):
+        raise UsageError(f"{name}={value!r} must be {'on or off' if hint is bool else 'a number'}")
     numbers = value if isinstance(value, tuple) else (value,)
     if any(isinstance(each, float) and not math.isfinite(each) for each in numbers) or not all(
         limit.holds(each) for limit in limits for each in numbers if not isinstance(each, str)

@@ -151,6 +151,9 @@ class Recipe:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where values come from that are not the recipe's own: {"optimizer.lr": "flag: --lr"}; those of the run too."""
 
+    resolved: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The values that had these origins, so that one which a script replaces later counts as its own word."""
+
     @property
     def parts(self) -> dict[str, Any]:
         """The parts by name."""
@@ -162,9 +165,10 @@ class Recipe:
 
     def decided(self, values: Mapping[str, Any], why: str) -> Recipe:
         """Return the recipe with values that a start decides, e.g. {"train.precision": "fp32"}, and says why."""
-        parts, origins = self.parts, dict(self.origins)
+        parts, origins, resolved = self.parts, dict(self.origins), dict(self.resolved)
         for name, value in values.items():
             part, _, key = name.partition(".")
-            if getattr(parts[part], key) != value or name not in origins:
+            if getattr(parts[part], key) != value:
                 parts[part], origins[name] = replace(parts[part], **{key: value}), f"derived: {why}"
-        return replace(self, **parts, origins=origins)
+                resolved[name] = value
+        return replace(self, **parts, origins=origins, resolved=resolved)

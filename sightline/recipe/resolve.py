@@ -38,11 +38,14 @@ def said(
     """Return settings with what a config file and then flags say. UsageError for a wrong name or value, and for parts
     that do not agree. `of` is the command and its recipe, `own` the command's own flags, for suggestions."""
     hints = settings.hints()
-    read = [flags.read(each, hints, of, own) for each in given]
+    values: dict[str, Any] = {}
+    typed_as: dict[str, str] = {}
+    for each in given:
+        read, words = flags.read(each, hints, of, own)
+        values, typed_as = values | read, typed_as | words
     if file:
-        settings = settings.put(Origin.FILE, store.read_file(file, settings)[0], str(file))
-    for values, typed_as in read:
-        settings = settings.put(Origin.FLAG, values, typed_as)
+        settings = store.put_file(settings, file)
+    settings = settings.put(Origin.FLAG, values, typed_as)
     settings.build()
     return settings
 
@@ -87,6 +90,7 @@ def _with_smaller_batch(settings: Settings, facts: DataFacts, run: Path) -> tupl
     was meant for it; where the last batch is padded, only if not one is full. A run that started with one step in an
     epoch keeps it. Return also what to say."""
     batch, enough = settings["train.global_batch"].value, FULL.get(settings["train.last_batch"].value, 0)
+    has = settings.hints()  # parts of one's own may lack some
     is_open = settings["train.global_batch"].origin < Origin.FILE and isinstance(batch, int) and batch > 1
     if not is_open or not facts.steps or (steps := facts.steps(batch)) >= enough:
         return settings, ""
@@ -99,10 +103,12 @@ def _with_smaller_batch(settings: Settings, facts: DataFacts, run: Path) -> tupl
         return settings, ""
     values: dict[str, Any] = {"train.global_batch": smaller}
     said = f"; batch {smaller}"
-    if not settings.is_typed("optimizer.lr") and not settings["optimizer.lr_for_batch"].value:
+    is_absolute = "optimizer.lr_for_batch" not in has or not settings["optimizer.lr_for_batch"].value
+    if is_absolute and "optimizer.lr" in has and not settings.is_typed("optimizer.lr"):
         rate = values["optimizer.lr"] = _shown(settings["optimizer.lr"].value * smaller / batch)
         said += f" and rate {rate:g}"
-        if settings["schedule.kind"].value == "table" and not settings.is_typed("schedule.table_rates"):
+        is_table = "schedule.table_rates" in has and settings["schedule.kind"].value == "table"
+        if is_table and not settings.is_typed("schedule.table_rates"):
             rates = tuple(_shown(each * smaller / batch) for each in settings["schedule.table_rates"].value)
             values["schedule.table_rates"] = rates
             said += f" (later up to {max(rates):g})"

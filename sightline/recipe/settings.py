@@ -7,7 +7,6 @@ run are layers of one form, {"part.field": value}. A later origin wins, and `bui
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -28,6 +27,9 @@ class Origin(IntEnum):
     MODEL = 4
     FILE = 5
     FLAG = 6
+
+
+IN_PYTHON = "set in Python"
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,24 @@ class Settings:
     def of(cls, recipe: Recipe, run: Run) -> Settings:
         """Return the settings that made these objects, as their origins say."""
         settings = cls(recipe, run)
-        values = {}
+        known, values = settings.hints(), {}
         for name, text in recipe.origins.items():
             origin, _, said = text.partition(": ")
-            part, _, key = name.partition(".")
-            if origin.upper() in Origin.__members__ and hasattr(settings.parts.get(part), key):
-                values[name] = Value(getattr(settings.parts[part], key), Origin[origin.upper()], said)
+            if name in known and recipe.resolved.get(name, settings.own(name)) != settings.own(name):
+                values[name] = Value(settings.own(name), Origin.FLAG, IN_PYTHON)
+            elif name in known and origin.upper() in Origin.__members__:
+                values[name] = Value(settings.own(name), Origin[origin.upper()], said)
         return replace(settings, values=values)
+
+    def typed_beside(self, base: Recipe) -> Settings:
+        """Return settings in which values that differ from a recipe of ours count as set by the user, in Python."""
+        values = dict(self.values)
+        for name in self.hints():
+            part, _, key = name.partition(".")
+            of_base = getattr(base, part, self.run)
+            if name not in values and getattr(of_base, key, None) != self.own(name):
+                values[name] = Value(self.own(name), Origin.FLAG, IN_PYTHON)
+        return replace(self, values=values)
 
     def hints(self) -> dict[str, Any]:
         """Return the type of every field: {"train.epochs": int}."""
@@ -82,8 +95,11 @@ class Settings:
             because = ", ".join(dict.fromkeys(filter(None, (_said(said, f"{name}.{key}") for key in own))))
             for key, value in {**implied, **own}.items():
                 old = values.get(f"{name}.{key}")
+                if key not in own and value == (old.value if old else getattr(part, key)):
+                    continue
                 if old is None or old.origin <= origin:
-                    values[f"{name}.{key}"] = Value(value, origin, _said(said, f"{name}.{key}") or because)
+                    text = _said(said, f"{name}.{key}") if key in own else because
+                    values[f"{name}.{key}"] = Value(value, origin, text)
         return replace(self, values=values)
 
     def own(self, name: str) -> Any:
@@ -114,7 +130,8 @@ class Settings:
     def build(self) -> tuple[Recipe, Run]:
         """Return the frozen objects; each part checks itself, in the order of a recipe."""
         parts = {name: self.part(name) for name in PARTS}
-        return replace(self.recipe, **parts, origins=self.origins()), self.part("run")
+        run, values = self.part("run"), {name: each.value for name, each in self.values.items()}
+        return replace(self.recipe, **parts, origins=self.origins(), resolved=values), run
 
     def origins(self) -> dict[str, str]:
         """Return where values come from that are not the recipe's own, e.g. {"optimizer.lr": "flag: --lr"}. What a run
@@ -148,10 +165,9 @@ def plain(part: Any) -> dict[str, Any]:
     values = {}
     for each in dataclasses.fields(part):
         value = getattr(part, each.name)
-        values[each.name] = list(value) if isinstance(value, tuple) else value
+        values[each.name] = _lists(value)
     return values
 
 
-def fspath(value: Any) -> Any:
-    """Return the text of a path, and anything else as it is."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+def _lists(value: Any) -> Any:
+    return [_lists(each) for each in value] if isinstance(value, tuple | list) else value

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import short
-from sightline.recipe.flags import converted
+from sightline.recipe.flags import QUOTED, converted
 from sightline.recipe.recipe import Recipe, Run
-from sightline.recipe.settings import Settings, plain
+from sightline.recipe.settings import Origin, Settings, plain
+from sightline.recipe.show import reason
 from sightline.recipe.suggest import nearest
 
 ORIGINS = "origins"  # beside the parts of a config file
@@ -59,25 +60,49 @@ def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
     ]
 
 
-def read_file(path: Path, settings: Settings) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of a config file, each with the type that its part declares, and where the run that wrote it
-    had them from. UsageError names the file."""
+def put_file(settings: Settings, path: Path) -> Settings:
+    """Return settings with the fields of a config file; of one that a run wrote, each also says what the run had it
+    from. UsageError names the file."""
+    values, origins = _read(path)
+    said = {name: f"{path}, there {reason(text)}" for name, text in origins.items()}
+    return put(settings, Origin.FILE, values, str(path), lambda name: said.get(name, str(path)))
+
+
+def put_run(settings: Settings, path: Path) -> Settings:
+    """Return settings with what a run was started with, as its config.yaml has it."""
+    values, origins = _read(path)
+    return put(settings, Origin.STORED, values, str(path), lambda name: origins.get(name, ""))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     from sightline.files.plain_yaml import read_yaml  # here: it takes 10 ms, and most starts read none
 
     values = read_yaml(path)
     values.pop("recipe", None)
-    origins = values.pop(ORIGINS, {})
-    return fields_of(values, settings, str(path)), origins_of(origins)
+    return values, origins_of(values.pop(ORIGINS, {}))
 
 
-def fields_of(values: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
-    """Return {"part.field": value} of parts that were read from `where`."""
+def put(
+    settings: Settings, origin: Origin, parts: Mapping[str, Any], where: str, said: Callable[[str], str]
+) -> Settings:
+    """Return settings with the fields of parts that were read from `where`, each as the type that its part declares."""
+    values = _fields_of(parts, settings, where)
+    if isinstance(parts.get("train"), dict) and parts["train"].get("precision") == RECIPES_BF16:
+        train = dataclasses.replace(settings.recipe.train, precision="bf16")
+        settings = dataclasses.replace(settings, recipe=dataclasses.replace(settings.recipe, train=train))
+    return settings.put(origin, values, {name: said(name) for name in values})
+
+
+def _fields_of(values: Mapping[str, Any], settings: Settings, where: str) -> dict[str, Any]:
     hints, found = settings.hints(), {}
+    made = {f"{name}.{each.name}" for name, part in settings.parts.items() for each in dataclasses.fields(part)}
     for part, fields in values.items():
         if not isinstance(part, str) or not isinstance(fields, dict):
             raise UsageError(f"{where}: expected `{short(part)}` to hold fields, e.g. `train: {{epochs: 10}}`")
         for field, value in fields.items():
             key = f"{part}.{field}"
+            if key in made and key not in hints:  # field(init=False), which the part computes
+                continue
             if not isinstance(field, str) or key not in hints:
                 raise UsageError(f"{where}: unknown key '{key[:80]}'{nearest(key, hints, QUOTED)}")
             if key == "train.precision" and value == RECIPES_BF16:
@@ -88,9 +113,6 @@ def fields_of(values: Mapping[str, Any], settings: Settings, where: str) -> dict
                 like = f"write it like its default, {settings.own(key)!r}"
                 raise UsageError(f"{where}: '{key}' is {short(value)}; {error}; {like}") from None
     return found
-
-
-QUOTED = "'{}'"
 
 
 def origins_of(values: object) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The recipes: one per file, named after it. Finding and describing a recipe does not import torch."""
 
 import ast
+import dataclasses
 import difflib
 import importlib
 import importlib.abc
@@ -59,6 +60,9 @@ def load(name: str) -> "Recipe":
     made = find(name).recipe()
     if not isinstance(made, Recipe):
         raise UsageError(f"recipe() of {name} returned {type(made).__name__}, expected a Recipe")
+    for part, value in made.parts.items():
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            raise UsageError(f"recipe() of {name} has {value!r:.80} as its {part}, expected an object of a dataclass")
     return made
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ TAIL_BYTES = 200  # of a page, whose end names us
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 IMAGE_BYTES = 2 * 2**20  # of all images of a page, so that it stays below 3 MB
 RELOAD_S = 60  # while the run is at work
+SHARED_SHOWN = 10  # values that have one origin
 SKIPPED_SHOWN, CLASSES_COMPARED = 20, 20
 MOST_LINES = 2 * COLOURS  # of a chart
 NOTHING = -1  # COCO's score of objects that do not occur
@@ -100,7 +102,13 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
 
 def _configuration(story: RunStory) -> str:
     """Show the values that are not the recipe's own, and where they come from; all others folded."""
-    rows = [[text(name), text(story.fields[name]), text(said)] for name, said in story.why.items()]
+    shared = Counter(story.why.values())  # a config file that names every field is one row
+    rows = [
+        [text(name), text(story.fields[name]), text(said)]
+        for name, said in story.why.items()
+        if shared[said] <= SHARED_SHOWN
+    ]
+    rows += [[f"{count} values", "", text(said)] for said, count in shared.items() if count > SHARED_SHOWN]
     decided = table(("value", "is", "because of"), rows) if rows else ""
     return decided + folded("all fields", pairs(story.fields.items()))
 

@@ -25,9 +25,9 @@ class TrainConfig(Part):
     global_batch: Annotated[Measured, AtLeast(1)]
     """Samples per optimizer update, over all devices and accumulation steps; auto: the first start of the run measures
     the largest that fits and is not slower per image, and the run keeps it."""
-    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16_or_fp32"] = "auto"
-    """Autocast type; auto takes what the device does well and says which. bf16_or_fp32, which is what a recipe's own
-    bf16 means, takes fp32 where bf16 would only be emulated. The first start decides, and the run keeps it."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Autocast type; auto takes what the device does well and says which. A recipe's own bf16, which nobody typed,
+    becomes fp32 where it would only be emulated. The first start decides, and the run keeps it."""
     accumulation: Annotated[Measured, AtLeast(1)] = 1
     """Parts a device's share of the batch is cut into, to save memory; auto: the first start of the run measures the
     fewest that fit, and the run keeps their number. If results depend on it (batch-norm), it is only named: exit 6."""

@@ -17,13 +17,12 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import early_cuda
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.parts import Bound, DataFacts, Dataset
+from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset
 from sightline.runs.log import RunLog
 from sightline.train.batch_size import measure_accumulation, measure_batch
 from sightline.train.checkpoint import stored_recipe
 from sightline.train.config import AUTO
 
-NO_FACTS = DataFacts()
 PRECISIONS: tuple[Literal["bf16", "fp16", "fp32"], ...] = ("bf16", "fp16", "fp32")  # ranks that differ take the later
 
 
@@ -42,13 +41,12 @@ def settle(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) 
 
 
 def open_data(
-    recipe: Recipe, run: Run, device: Device, world: World, log: RunLog, facts: DataFacts = NO_FACTS
+    recipe: Recipe, run: Run, device: Device, world: World, log: RunLog, facts: DataFacts = NOTHING_OPENED
 ) -> tuple[Recipe, dict[str, Dataset], dict[str, Bound]]:
     """Open both splits and bind them to the device; return them with the recipe as the data and the decoder make it.
     `facts` are what `data.look` returned for this start."""
     data = recipe.data.in_run(_where_split_is_kept(run, log.folder.path))
-    opened = data.open_splits(recipe.train.seed, facts)
-    sets: dict[str, Dataset] = {split: opened[split] for split in opened}
+    sets: dict[str, Dataset] = dict(data.open_splits(recipe.train.seed, facts).items())
     if _decodes_on_host(sets["train"], recipe, run, device, world, log):
         recipe = replace(recipe, data=recipe.data.on_host())
         sets = {split: dataset.on_host() for split, dataset in sets.items()}

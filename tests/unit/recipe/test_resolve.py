@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from sightline import api, cli, config, recipes
+from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.recipe import store
 from sightline.recipe.recipe import Run
@@ -64,7 +66,6 @@ def test_values_know_whether_a_file_or_a_flag_set_them(tmp_path: Path):
     file.write_text(f"recipe: {NAME}\ntrain: {{epochs: 3, seed: 4}}\n")
     recipe, _ = config.load(NAME, ["--train.seed", "5", "--lr=0.1"], file)
     found = origins(recipe)
-    assert found.pop("optimizer.lr_many") == "flag: --lr"  # which a rate that is typed switches off
     assert found == {"train.epochs": f"file: {file}", "train.seed": "flag: --train.seed", "optimizer.lr": "flag: --lr"}
 
 
@@ -83,7 +84,7 @@ def test_the_origin_of_a_value_is_in_the_run_and_comes_back(ten: Path, tmp_path:
         NAME, data=ten, out=tmp_path / "run", epochs=1, workers=0, device="cpu",
         flags={"model.width": 4, "data.size": 24, "run.progress": "off", "run.report": "off"},
     )  # fmt: skip
-    settings = config.of_run(Path(result.folder))
+    settings = config.of_run("inspect", result.folder)
     lines = why(settings.differing())
     assert "train.epochs 1: epochs=" in lines
     assert any(line.startswith("train.global_batch 4: 8 + 2 images") for line in lines), lines
@@ -99,6 +100,79 @@ def test_inspect_says_why_and_not_what_everything_is(ten: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "    train.epochs 7: --epochs\n" in said and "    train.global_batch 4: 8 + 2 images" in said
     assert "momentum" not in said
+
+
+def test_a_rate_that_is_typed_switches_off_that_of_many_ranks_unless_both_are():
+    """Also where they come in two layers, flags and keywords."""
+    rates = [{"lr": 0.1}, {"optimizer.lr_many": 5.0}]
+    for given in (rates, rates[::-1], [rates[0] | rates[1]]):
+        optimizer = config.named("resnet50_lars", *given).recipe.optimizer
+        assert (optimizer.lr, optimizer.lr_many) == (0.1, 5.0)
+    recipe = config.named("resnet50_lars", rates[0]).recipe
+    assert recipe.optimizer.lr_many == 0.0 and recipe.origins["optimizer.lr_many"] == "flag: lr="
+
+
+def test_a_stored_value_without_an_origin_gets_none_of_its_neighbours(tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"recipe: {NAME}\ntrain: {{epochs: 1, seed: 9}}\norigins: {{train.epochs: 'flag: --epochs', no.field: x}}\n"
+    )
+    assert why(config.of_run("inspect", tmp_path).differing()) == [
+        "train.epochs 1: --epochs", "train.seed 9: as the run has it",
+    ]  # fmt: skip
+    recipe, _ = config.load(NAME, [], file)
+    assert recipe.origins["train.epochs"] == f"file: {file}, there --epochs"
+    assert recipe.origins["train.seed"] == f"file: {file}"
+
+
+@pytest.mark.parametrize("text", ["[1]", "x", "3", "", "{train.epochs: [1]}", "{1: 2}"])
+def test_origins_that_cannot_be_are_left_alone(tmp_path: Path, text: str):
+    (tmp_path / "config.yaml").write_text(f"recipe: {NAME}\ntrain: {{epochs: 1}}\norigins: {text}\n")
+    assert config.of_run("inspect", tmp_path)["train.epochs"].value == 1
+
+
+def test_inspect_names_what_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for folder, said in ((tmp_path, "is not a run folder"), (tmp_path / "gone" / "x", "does not exist")):
+        assert cli.main(["inspect", str(folder)]) == 2
+        assert said in capsys.readouterr().err
+
+
+# Python
+
+
+def test_numbers_of_numpy_and_iterators_are_taken():
+    numbers = {"epochs": np.int64(3), "lr": np.float32(0.5), "data.mean": np.array([0.1, 0.2, 0.3])}
+    recipe, _ = config.load(NAME, numbers)
+    assert (recipe.train.epochs, recipe.optimizer.lr, recipe.data.mean) == (3, 0.5, (0.1, 0.2, 0.3))
+    assert {type(recipe.train.epochs), type(recipe.optimizer.lr)} == {int, float}
+
+
+def test_flags_of_an_iterator_are_not_lost(ten: Path, tmp_path: Path):
+    words = ["--optimizer.lr", "0.1", "--model.width=4", "--data.size=24", "--run.report=off", "--run.progress=off"]
+    result = api.train(NAME, data=ten, out=tmp_path / "run", epochs=1, workers=0, device="cpu", flags=iter(words))
+    assert config.of_run("inspect", result.folder)["optimizer.lr"].value == 0.1
+
+
+def test_what_a_script_sets_on_a_recipe_is_its_word(ten: Path):
+    base = recipes.load(NAME)
+    mine = dataclasses.replace(base, train=dataclasses.replace(base.train, global_batch=16))
+    recipe = config.of_object(mine, Run(), {"data": ten}).recipe
+    assert (recipe.train.global_batch, recipe.data.classes) == (16, 2)
+    assert recipe.origins["train.global_batch"] == "flag: set in Python"
+    decided, run = config.load(NAME, {"data": ten})
+    assert decided.optimizer.lr == 0.2 * 4 / 64
+    again = dataclasses.replace(decided, optimizer=dataclasses.replace(decided.optimizer, lr=0.3))
+    assert config.of_object(again, run).recipe.optimizer.lr == 0.3
+
+
+@pytest.mark.parametrize(
+    "made",
+    [lambda: Run(workers="3"), lambda: Run(keep=None), lambda: Run(override="no")],
+    ids=["text", "none", "switch"],
+)
+def test_a_value_of_another_type_is_refused_where_it_is_set(made):
+    with pytest.raises(UsageError, match=r"run\.\w+=.* must be"):
+        made()
 
 
 # One way for every recipe
