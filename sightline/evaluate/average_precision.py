@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.errors import BadData
-from sightline.evaluate.precision_recall import curve_table, interpolated
+from sightline.evaluate.precision_recall import curve_table, interpolated, mean, rates
 from sightline.evaluate.topk import WORST
 from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
@@ -28,8 +27,9 @@ def binary_loss(logits: Tensor, target: Tensor, smoothing: float, positive_weigh
 class AveragePrecision(Metric):
     """Keeps the logits and labels of all samples; they are ranked in result().
 
-    Values are macro means: `map` over the classes that occur, `f1` (at a probability of 0.5) over those that occur or
-    are predicted. `exact` is the share of samples with all classes right. `map` of a class is its average precision.
+    Values are macro means: `map` over the classes that occur, `macro_f1` (at a probability of 0.5) over those that
+    occur or are predicted; `f1` is its earlier name. `exact` is the share of samples with all classes right. `map` of a
+    class is its average precision.
     """
 
     def __init__(self, classes: tuple[str, ...], label_smoothing: float, device: torch.device):
@@ -57,7 +57,7 @@ class AveragePrecision(Metric):
             kept[:] = [gathered.bool() if is_bool else gathered]
 
     def names(self) -> tuple[str, ...]:
-        return ("map", "f1", "exact", "loss", "samples")
+        return ("map", "macro_f1", "f1", "exact", "loss", "samples")
 
     def result(self) -> Scores:
         samples, logits, labels = (
@@ -69,9 +69,11 @@ class AveragePrecision(Metric):
         (index, loss), logits, labels = samples[valid].T, logits[valid], labels[valid]
         found = logits >= 0
         rows = [self._row(number, logits[:, number], labels[:, number]) for number in range(len(self.classes))]
+        f1 = mean([row["f1"] for row in rows])
         values = {
-            "map": _mean([row["map"] for row in rows]),
-            "f1": _mean([row["f1"] for row in rows]),
+            "map": mean([row["map"] for row in rows]),
+            "macro_f1": f1,
+            "f1": f1,
             "exact": float((found == labels).all(1).mean()),
             "loss": float(loss.mean()),
             "samples": float(len(loss)),
@@ -93,9 +95,7 @@ class AveragePrecision(Metric):
         return {
             "class": self.classes[number],
             "map": average_precision(logits, labels) if wanted else None,
-            "f1": 2 * right / (shown + wanted) if shown + wanted else None,
-            "precision": right / shown if shown else None,
-            "recall": right / wanted if wanted else None,
+            **rates(right, wanted, shown),
             "samples": wanted,
         }
 
@@ -131,8 +131,3 @@ def _by_threshold(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, n
     last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
     right = np.cumsum(labels[order])[last]
     return right / (np.flatnonzero(last) + 1), right
-
-
-def _mean(values: list[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else math.nan

@@ -1,7 +1,11 @@
-"""Precision over recall as scores.json holds it: 101 numbers for recalls 0, 0.01, ... 1, for few classes."""
+"""Precision, recall and F1 of a class; precision over recall as scores.json holds it.
+
+A curve is 101 numbers for recalls 0, 0.01, ... 1, for few classes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +13,21 @@ import numpy as np
 
 RECALLS = np.arange(101) / 100  # COCO's; by linspace, 0.35 would be a little more
 CURVES = 5  # classes with a curve of their own, so that 1,000 classes take no more room than ten
+
+
+def rates(right: float, truths: float, found: float, recall: str = "recall") -> dict[str, float | None]:
+    """Return recall, precision and F1 from counts; None where there is nothing to divide by."""
+    return {
+        recall: right / truths if truths else None,
+        "precision": right / found if found else None,
+        "f1": 2 * right / (truths + found) if truths + found else None,
+    }
+
+
+def mean(values: Sequence[float | None]) -> float:
+    """Return the mean of the values that are known; NaN if none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else math.nan
 
 
 def interpolated(recall: np.ndarray, precision: np.ndarray) -> np.ndarray:

@@ -1,4 +1,8 @@
-"""Top-1 and top-5 accuracy, loss, accuracy and precision per class, the most frequent mistakes, the worst samples."""
+"""Top-1, top-5 and balanced accuracy, macro F1, loss; recall, precision and F1 per class; mistakes, worst samples.
+
+`top1` of a class, its share of samples that are answered rightly, is its recall. Balanced accuracy is the mean recall
+of the classes that occur, macro F1 that of the classes that occur or are predicted, as scikit-learn defines both.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.errors import BadData
-from sightline.evaluate.precision_recall import curve_row, interpolated
+from sightline.evaluate.precision_recall import curve_row, interpolated, mean, rates
 from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
 
@@ -61,7 +65,8 @@ class TopK(Metric):
         self._worst = _largest(world.gather(self._worst))
 
     def names(self) -> tuple[str, ...]:
-        return ("top1", *(["top5"] if len(self.classes) > 5 else []), "loss", "samples")
+        top5 = ["top5"] if len(self.classes) > 5 else []
+        return ("top1", *top5, "balanced_accuracy", "macro_f1", "loss", "samples")
 
     def result(self) -> Scores:
         top1, top5, loss, count = self._sums.tolist()
@@ -73,13 +78,20 @@ class TopK(Metric):
         true, predicted = cells // number, cells % number
         counted = (true[true == predicted], true, predicted)
         right, totals, found = (c.bincount(minlength=number).tolist() for c in counted)
-        values = {"top1": top1 / count, "top5": top5 / count, "loss": loss / count, "samples": count}
-        if number <= 5:
-            del values["top5"]
         per_class = [
-            {"class": name, "top1": r / n if n else None, "precision": r / f if f else None, "samples": n}
+            {"class": name, **rates(r, n, f, recall="top1"), "samples": n}
             for name, r, n, f in zip(self.classes, right, totals, found, strict=True)
         ]
+        values = {
+            "top1": top1 / count,
+            "top5": top5 / count,
+            "balanced_accuracy": mean([row["top1"] for row in per_class]),
+            "macro_f1": mean([row["f1"] for row in per_class]),
+            "loss": loss / count,
+            "samples": count,
+        }
+        if number <= 5:
+            del values["top5"]
         worst = [
             {"index": int(i), "class": self.classes[int(y)], "predicted": self.classes[int(p)], "loss": value}
             for value, i, y, p in self._worst.tolist()

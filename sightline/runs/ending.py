@@ -12,6 +12,7 @@ from rich.cells import cell_len, set_cell_size
 
 from sightline.files.typed_json import loads, read_json
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, MAX_SCORES_BYTES, SCORES
+from sightline.runs.score_names import of_class
 from sightline.runs.screen import as_score
 
 SHOWN = 3  # classes, and mistakes
@@ -81,7 +82,8 @@ def _worst_classes(headline: str, scores: dict[str, Any]) -> list[str]:
     for row in rows:
         samples = row.get("samples", row.get("truths"))
         counted = "" if samples is None else f" of {samples}"
-        lines.append(f"{set_cell_size(_short(row['class']), width)}  {headline} {as_score(row[headline])}{counted}")
+        score = f"{of_class(headline)} {as_score(row[headline])}"
+        lines.append(f"{set_cell_size(_short(row['class']), width)}  {score}{counted}")
     return lines
 
 

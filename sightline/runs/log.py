@@ -20,10 +20,10 @@ from sightline.runs.attempts import ALONE, Attempt
 from sightline.runs.events import EventLog
 from sightline.runs.folder import BEST_SCORES, DRAWINGS, RunFolder
 from sightline.runs.loggers import Harmless, Logger
+from sightline.runs.score_names import shown
 from sightline.runs.screen import RunSize, Screen, as_hours, as_score, as_speed, as_words
 
 WIDTH = 80
-ONE_LINE = 6  # scores; COCO has twelve
 FIRST_STEP_S = 5.0  # of silence, before a line says what the first step waits for
 
 
@@ -169,7 +169,7 @@ class RunLog:
             self.say("  ".join([size.title(epoch), *words]))
         self.screen.rename(size.title(min(epoch + 1, size.epochs - 1)))  # no longer "evaluating"
         if scores:
-            others = [f"{name} {as_score(v)}" for name, v in scores.values.items() if name not in (headline, "samples")]
+            others = [f"{name} {as_score(v)}" for name, v in shown(scores.values).items() if name != headline]
             self._say_packed("  val", others)
 
     def _say_packed(self, start: str, words: Sequence[str]) -> None:
@@ -233,14 +233,14 @@ class RunLog:
 
     def tell_scores(self, scores: Scores, **where: Any) -> None:
         """Print the scores of an evaluation that is not part of a training."""
-        values = [f"{name} {as_score(value)}" for name, value in scores.values.items() if name != "samples"]
+        values = [f"{name} {as_score(value)}" for name, value in shown(scores.values).items()]
         place = "evaluated " + "  ".join(f"{name} {value}" for name, value in where.items())
         told = f"on {scores.values['samples']:.0f} samples"
-        if len(values) <= ONE_LINE:
-            self.say("  ".join([place, *values, told]))
+        if len(line := "  ".join([place, *values, told])) <= WIDTH:
+            self.say(line)
             return
-        self.say(f"{place}  {told}")
-        self._say_packed("", values)
+        self.say("  ".join([place, *values[:1], told]))
+        self._say_packed("", values[1:])
 
     def finished(self, why: str, step: int, scored_step: int, times: dict[str, float], total: dict[str, float]) -> None:
         """Report the end of a run after `step` steps, its time to train, from the first step to the evaluation that

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sightline.parts import Scores
+from sightline.runs.score_names import of_class, shown
 from sightline.runs.screen import as_score
 
 CLASSES_SHOWN = 20
@@ -16,7 +17,7 @@ def of_classes(scores: Scores, file: str, shows_worst: bool = False) -> list[str
     """Format the first rows of the table of classes, which `file` holds whole."""
     rows, lines = scores.tables.get("classes", []), []
     for row in rows[:CLASSES_SHOWN]:
-        values = "  ".join(f"{key} {_number(row[key])}" for key in row if key not in ("class", "samples"))
+        values = "  ".join(f"{of_class(key)} {_number(row[key])}" for key in row if key not in ("class", "samples"))
         lines.append(f"  {row['class']:24} {values}" + (f"  of {row['samples']}" if "samples" in row else ""))
     if len(rows) > CLASSES_SHOWN:
         lines.append(f"  and {len(rows) - CLASSES_SHOWN} more classes in {file}")
@@ -36,10 +37,11 @@ def _mistakes_of(row: dict[str, Any]) -> str:
 
 def of_checkpoints(rows: Sequence[dict[str, Any]]) -> str:
     """Format step and scores of each checkpoint as a table."""
-    names = [name for name in rows[0]["values"] if name != "samples"] if rows else []
+    names = list(shown(rows[0]["values"])) if rows else []
     lines = ["      step  " + "  ".join(f"{name:>6}" for name in names)]
     for row in rows:
-        lines.append(f"{row['step']:10}  " + "  ".join(f"{_number(row['values'].get(name)):>6}" for name in names))
+        cells = (f"{_number(row['values'].get(name)):>{max(6, len(name))}}" for name in names)
+        lines.append(f"{row['step']:10}  " + "  ".join(cells))
     return "\n".join(lines)
 
 

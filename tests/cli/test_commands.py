@@ -430,12 +430,14 @@ def test_evaluate_shows_every_class(sightline, run: Path):
     assert said.code == 0
     lines = said.out.splitlines()
     assert lines[0].startswith("evaluated checkpoint ckpt-00000010  step 10  top1 ") and lines[0].endswith("40 samples")
-    rows = [line.split() for line in lines[1:11]]
-    worst = [line for line in lines[11:] if line.startswith("  worst: ")]
+    assert lines[1].startswith("  top5 0.") and " balanced_accuracy 0." in lines[1] and " macro_f1 0." in lines[1]
+    rows = [line.split() for line in lines[2:12]]
+    worst = [line for line in lines[12:] if line.startswith("  worst: ")]
     assert [line.split()[1] for line in worst] == [row["path"] for row in before["worst"][: len(worst)]] and worst
     assert all(Path(row["path"]).is_file() and row["path"].endswith(row["name"]) for row in before["worst"])
     assert [row[0] for row in rows] == [row["class"] for row in before["tables"]["classes"]] and len(rows) == 10
-    assert all((row[1], row[3], *row[5:]) == ("top1", "precision", "of", "4") for row in rows)
+    names = ["recall", "precision", "f1"]
+    assert all([*row[1:7:2], *row[7:]] == [*names, "of", "4"] for row in rows)
     assert sum(float(row[2]) for row in rows) / 10 == pytest.approx(before["values"]["top1"], abs=1e-3)
     assert json.loads((run / "scores.json").read_text()) == before  # of the last epoch
     after = json.loads((run / "scores-ckpt-00000010.json").read_text())

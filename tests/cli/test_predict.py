@@ -437,7 +437,8 @@ def test_all_checkpoints_but_the_initial_one_are_evaluated_in_order(sightline, r
     assert {row["step"]: row["values"]["top1"] for row in rows(run)} == pytest.approx(expected)
     assert [row["checkpoint"] for row in rows(run)] == ["ckpt-00000005", "ckpt-00000010", "ckpt-00000015"]
     table = [line.split() for line in out.splitlines()[-4:]]
-    assert table[0] == ["step", "top1", "top5", "loss"] and [line[0] for line in table[1:]] == ["5", "10", "15"]
+    assert table[0] == ["step", "top1", "top5", "balanced_accuracy", "macro_f1", "loss"]
+    assert [line[0] for line in table[1:]] == ["5", "10", "15"]
     assert float(table[3][1]) == pytest.approx(expected[15], abs=1e-4)
 
 

@@ -100,7 +100,7 @@ def test_a_page_tells_the_run_and_refers_to_nothing_outside(sightline, run: Path
     for chart in (
         "Loss",
         "Score: top1",
-        "Other scores: top5",
+        "Other scores",
         "Learning rate",
         "Images per second",
         "Waiting for data",

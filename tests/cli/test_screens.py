@@ -93,7 +93,7 @@ def test_the_last_screen_names_the_best_what_is_hardest_what_was_skipped_and_com
     assert len(screen) <= 12 and max(map(len, screen)) <= 80
     assert screen[0].startswith("finished: best top1 0.")
     assert re.fullmatch(r"results are in my run; evaluate and predict use ckpt-000000(05|10)", screen[1])
-    assert len([line for line in screen if re.search(r" top1 0\.\d{4} of 4$", line)]) == 3
+    assert len([line for line in screen if re.search(r" recall 0\.\d{4} of 4$", line)]) == 3
     assert len([line for line in screen if re.search(r"\w taken for \w+: [1-4] of 4$", line)]) == 3
     assert "skipped:        1 sample, listed in my run/bad_samples.jsonl" in screen
     commands = [shlex.split(line) for line in screen[screen.index("next:") + 1 :]]
@@ -150,7 +150,7 @@ def masked(line: str) -> str:
     line = re.sub(r", [\d.]+ s of it for data|; last [\d.]+ at epoch \d+", "", line)
     line = re.sub(r"\b(fp32|bf16) on .*", "PRECISION on DEVICE", line)
     line = re.sub(r"\((best so far|best [\d.]+)\)", "(STANDING)", line)
-    line = re.sub(r"(?<=  )\w+ +top1 (?=[\d.]+ of)", "CLASS top1 ", line)
+    line = re.sub(r"(?<=  )\w+ +recall (?=[\d.]+ of)", "CLASS recall ", line)
     line = re.sub(r"\w+ taken for \w+", "CLASS taken for CLASS", line)
     line = re.sub(r"[^ ]*/val/\w+/", "PATH/", line)
     line = re.sub(r"(results are in|sightline evaluate|sightline predict|report:) [^ ;]+", r"\1 RUN", line)

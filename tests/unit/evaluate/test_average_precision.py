@@ -69,6 +69,8 @@ def test_against_torchmetrics(classes: int, levels: int, batch: int):
         assert [row[name] for row in scores.tables["classes"]] == pytest.approx(found, abs=1e-6)
         if name in scores.values:
             assert scores.values[name] == pytest.approx(np.mean(found), abs=1e-6)
+    macro = MultilabelF1Score(classes, average="macro")(at_half, labels.int())
+    assert scores.values["macro_f1"] == scores.values["f1"] == pytest.approx(float(macro), abs=1e-6)
     assert scores.values["exact"] == pytest.approx(MultilabelExactMatch(classes)(at_half, labels.int()).item())
     assert [row["samples"] for row in scores.tables["classes"]] == labels.sum(0).tolist()
     loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double())

@@ -6,6 +6,7 @@ Merging over ranks is tested in tests/distributed, over real ones.
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -47,7 +48,12 @@ def counted(logits: torch.Tensor, label: torch.Tensor, index: torch.Tensor, batc
 @pytest.mark.parametrize("classes", [1, 2, 3, 5, 6, 10, 1000])
 @pytest.mark.parametrize("batch", [7, 64])
 def test_against_torchmetrics(classes: int, batch: int):
-    from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassPrecision
+    from torchmetrics.classification import (
+        MulticlassAccuracy,
+        MulticlassConfusionMatrix,
+        MulticlassF1Score,
+        MulticlassPrecision,
+    )
 
     logits, label = case(classes, 150)
     scores = counted(logits, label, torch.arange(150), batch, classes).result()
@@ -58,6 +64,9 @@ def test_against_torchmetrics(classes: int, batch: int):
         assert values["top1"] == pytest.approx(float(accuracy), abs=1e-7)
         per_class = MulticlassAccuracy(classes, average=None)(logits, label)
         precision = MulticlassPrecision(classes, average=None)(logits, label)
+        f1 = MulticlassF1Score(classes, average=None)(logits, label)
+        macro = MulticlassF1Score(classes, average="macro")(logits, label)
+        assert values["macro_f1"] == pytest.approx(float(macro), abs=1e-6)
         matrix = MulticlassConfusionMatrix(classes)(logits, label)
         if classes <= MATRIX_MOST:
             assert [row["predicted"] for row in scores.tables["matrix"]] == matrix.tolist()
@@ -73,13 +82,19 @@ def test_against_torchmetrics(classes: int, batch: int):
                 assert row["precision"] == pytest.approx(float(precision[number]), abs=1e-6)
             else:
                 assert row["precision"] is None
+            if row["samples"] or matrix[:, number].sum():
+                assert row["f1"] == pytest.approx(float(f1[number]), abs=1e-6)
+            else:
+                assert row["f1"] is None
+        occurs = matrix.sum(1) > 0
+        assert values["balanced_accuracy"] == pytest.approx(float(per_class[occurs].mean()), abs=1e-6)
         mistakes = {(r["class"], r["predicted"]): r["samples"] for r in scores.tables["confusion"]}
         for (true, predicted), count in mistakes.items():
             assert matrix[int(true[5:]), int(predicted[5:])] == count and true != predicted
         assert sorted(mistakes.values(), reverse=True) == list(mistakes.values())
         assert len(mistakes) == min(WORST, int((matrix.fill_diagonal_(0) > 0).sum()))
     else:
-        assert values["top1"] == 1.0
+        assert values["top1"] == values["balanced_accuracy"] == values["macro_f1"] == 1.0
     if classes > 5:
         top5 = MulticlassAccuracy(classes, average="micro", top_k=5)(logits, label)
         assert values["top5"] == pytest.approx(float(top5), abs=1e-7)
@@ -87,6 +102,50 @@ def test_against_torchmetrics(classes: int, batch: int):
         assert "top5" not in values  # it would be 1 and say nothing
     expected = F.cross_entropy(logits.double(), label, label_smoothing=SMOOTHING)
     assert values["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert tuple(values) == counted(logits, label, torch.arange(150), batch, classes).names()
+
+
+def by_numpy(label: np.ndarray, predicted: np.ndarray, classes: int) -> tuple[list, list, list]:
+    """Return recall, precision and F1 of every class; None where there is nothing to divide by."""
+    recall, precision, f1 = [], [], []
+    for number in range(classes):
+        right = np.sum((label == number) & (predicted == number))
+        true, found = np.sum(label == number), np.sum(predicted == number)
+        recall.append(right / true if true else None)
+        precision.append(right / found if found else None)
+        f1.append(right / ((true + found) / 2) if true + found else None)
+    return recall, precision, f1
+
+
+@pytest.mark.parametrize(
+    ("label", "predicted"),
+    [
+        ([0, 0, 1, 1], [0, 1, 1, 1]),  # classes 2 and 3 are neither true nor predicted
+        ([0, 0, 1, 1], [2, 0, 1, 2]),  # 2 is predicted, but not true
+        ([0, 3, 3, 1], [0, 0, 1, 1]),  # 3 is true, but not predicted
+        ([2, 2, 2], [2, 2, 2]),  # one class alone
+        ([2, 2, 2], [1, 1, 1]),  # all wrong
+        ([3], [3]),  # one sample
+    ],
+)
+def test_classes_that_are_absent_from_the_truth_or_the_answers(label: list[int], predicted: list[int]):
+    logits = 5.0 * F.one_hot(torch.tensor(predicted), 4)
+    scores = counted(logits, torch.tensor(label), torch.arange(len(label)), 3, 4).result()
+    expected = by_numpy(np.array(label), np.array(predicted), 4)
+    for name, values in zip(("top1", "precision", "f1"), expected, strict=True):
+        for row, value in zip(scores.tables["classes"], values, strict=True):
+            assert row[name] is None if value is None else row[name] == pytest.approx(value)
+    recall, _, f1 = ([value for value in values if value is not None] for values in expected)
+    assert scores.values["balanced_accuracy"] == pytest.approx(np.mean(recall))
+    assert scores.values["macro_f1"] == pytest.approx(np.mean(f1))
+
+
+def test_one_frequent_class_does_not_decide_the_balanced_scores():
+    """As scikit-learn counts: 96 of 100 right, of the rare class none."""
+    label = torch.tensor([0] * 96 + [1] * 4)
+    values = counted(torch.tensor([[1.0, 0.0]] * 100), label, torch.arange(100), 50, 2).result().values
+    assert values["top1"] == 0.96 and values["balanced_accuracy"] == 0.5
+    assert values["macro_f1"] == pytest.approx((2 * 96 / 196 + 0) / 2)
 
 
 def test_precision_over_recall_is_that_of_answers_above_a_probability():

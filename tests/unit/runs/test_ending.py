@@ -55,9 +55,9 @@ def test_a_classifier():
     assert lines == [
         "finished: best top1 0.4545 at epoch 5; last 0.4298 at epoch 10",
         "results are in my runs/one; evaluate and predict use ckpt-00000225",
-        "worst classes:  a very long name of a...  top1 0.1000 of 50",
-        "                猫                        top1 0.2500 of 40",
-        "                cat                       top1 0.5000 of 40",
+        "worst classes:  a very long name of a...  recall 0.1000 of 50",
+        "                猫                        recall 0.2500 of 40",
+        "                cat                       recall 0.5000 of 40",
         "mistakes:       cat taken for dog: 12 of 40",
         "                猫 taken for cat: 9 of 40",
         "                cat taken for 猫: 8 of 40",

@@ -103,8 +103,8 @@ def test_twelve_scores_take_short_lines_and_unmeasured_ones_are_not_scores(log: 
     log.scores(Scores(values, {}, []), "scores.json", epoch=2, step=40)
     log.tell_scores(Scores(values, {}, []), epoch=2, step=40)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "evaluated epoch 2  step 40  on 8 samples"
-    assert said[1].split()[:4] == ["ap0", "0.0000", "ap1", "0.1000"] and said[2].endswith("  ap10 1.0000  apl -")
+    assert said[0] == "evaluated epoch 2  step 40  ap0 0.0000  on 8 samples"
+    assert said[1].split()[:4] == ["ap1", "0.1000", "ap2", "0.2000"] and said[2].endswith("  ap10 1.0000  apl -")
     assert len(said) == 3 and max(map(len, said)) <= 80
     assert json.loads((folder / "scores.json").read_text())["values"]["apl"] == -1.0  # as COCO has it
 

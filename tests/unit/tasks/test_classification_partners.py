@@ -213,7 +213,7 @@ def test_evaluation_knows_that_no_image_shows_the_background(background: str):
     scores = metric.result()
     assert scores.values["top1"] == pytest.approx((BATCH - 1) / BATCH) and scores.values["samples"] == BATCH
     row = scores.tables["classes"][empty]
-    assert row == {"class": "background", "top1": None, "precision": 0, "samples": 0}
+    assert row == {"class": "background", "top1": None, "precision": 0, "f1": 0, "samples": 0}
     wrong = dataset.spec.classes[int(batch["label"][0])]
     assert scores.tables["confusion"] == [{"class": wrong, "predicted": "background", "samples": 1}]
     assert [(row["class"], row["predicted"]) for row in scores.worst] == [(wrong, "background")]

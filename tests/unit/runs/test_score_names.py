@@ -1,0 +1,34 @@
+"""Scores as people read them: recall and AP of a class, every number once, columns below their names."""
+
+from sightline.parts import Scores
+from sightline.runs import score_names, score_text
+
+
+def test_a_class_has_recall_and_ap_where_all_samples_have_accuracy_and_map():
+    assert [score_names.of_class(key) for key in ("top1", "map", "ap", "dice")] == ["recall", "ap", "ap", "dice"]
+    rows = [
+        {"class": "cat", "top1": 0.25, "precision": None, "f1": 0.0, "samples": 4},
+        {"class": "dog", "top1": 1.0, "precision": 0.5, "f1": 2 / 3, "samples": 2},
+    ]
+    lines = score_text.of_classes(Scores({"top1": 0.5}, {"classes": rows}, []), "scores.json")
+    assert [line.split() for line in lines] == [
+        ["cat", "recall", "0.2500", "precision", "-", "f1", "0.0000", "of", "4"],
+        ["dog", "recall", "1.0000", "precision", "0.5000", "f1", "0.6667", "of", "2"],
+    ]
+
+
+def test_the_macro_f1_of_several_labels_is_printed_once():
+    values = {"map": 0.5, "macro_f1": 0.25, "f1": 0.25, "exact": 0.1, "samples": 8.0}
+    assert list(score_names.shown(values)) == ["map", "macro_f1", "exact"]
+    assert list(score_names.shown({"ap": 0.5, "f1": 0.25, "samples": 8.0})) == ["ap", "f1"]
+
+
+def test_scores_of_checkpoints_stand_below_their_names():
+    values = {"top1": 0.5, "balanced_accuracy": 0.25, "loss": 1.0, "samples": 8.0}
+    head, *lines = score_text.of_checkpoints([{"step": 5, "values": values}, {"step": 10, "values": values}]).split(
+        "\n"
+    )
+    assert head.split() == ["step", "top1", "balanced_accuracy", "loss"]
+    for line in lines:
+        assert len(line) == len(head)
+        assert line.endswith("0.5000             0.2500  1.0000")
