@@ -1,4 +1,5 @@
-"""COCO's twelve scores of detections; the ground truth comes with the batches, so no annotation file is needed.
+"""COCO's twelve scores of detections, and precision, recall and F1. The ground truth comes with the batches, so no
+annotation file is needed.
 
 Batch keys: index, valid (batch,); height, width (batch,) of the original image; truth_boxes (batch, n, 4) as x, y,
 width, height in its pixels; truth_labels (batch, n) from 1, 0 for padding; truth_area, truth_crowd (batch, n).
@@ -17,12 +18,14 @@ from torch.nn import functional as F
 
 from sightline.boxes import iou
 from sightline.errors import BadData
+from sightline.evaluate import detection_f1
 from sightline.evaluate.precision_recall import curve_table
 from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
 
 WORST = 20
 NAMES = ("ap", "ap50", "ap75", "aps", "apm", "apl", "ar1", "ar10", "ar100", "ars", "arm", "arl")
+FIRST = NAMES[:2]  # that most people look for; F1 and what belongs to it follow
 # For the list of the worst images only.
 FOUND_IOU = 0.5  # least overlap with which a detection finds a ground truth
 CONFIDENT = 0.5  # least score with which a detection without ground truth counts as a mistake
@@ -65,7 +68,7 @@ class CocoMap(Metric):
             kept[:] = [_gather(kept, world)]
 
     def names(self) -> tuple[str, ...]:
-        return (*NAMES, "samples")
+        return (*FIRST, *detection_f1.NAMES, *NAMES[len(FIRST) :], "samples")
 
     def result(self) -> Scores:
         images, detections, truths = (
@@ -75,8 +78,9 @@ class CocoMap(Metric):
         if not len(images):
             raise BadData("nothing could be evaluated: not one sample of the val split could be read")
         evaluation = _evaluate(len(self.classes), images, detections, truths)
-        values = {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
-        values["samples"] = float(len(images))
+        at_threshold, rates = detection_f1.best_f1(evaluation.ious, len(self.classes), detections, truths)
+        coco = {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
+        values = {**{name: coco[name] for name in FIRST}, **at_threshold, **coco, "samples": float(len(images))}
         precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoUs, recalls, classes), any size, 100 detections
         counts = np.bincount(truths[truths[:, 2] == 0, 1].astype(int), minlength=len(self.classes) + 1)
         per_class: list[dict[str, Any]] = [
@@ -84,6 +88,7 @@ class CocoMap(Metric):
                 "class": name,
                 "ap": float(precision[:, :, number].mean()) if counts[number + 1] else None,
                 "ap50": float(precision[0, :, number].mean()) if counts[number + 1] else None,
+                **rates[number],
                 "truths": int(counts[number + 1]),
             }
             for number, name in enumerate(self.classes)

@@ -136,7 +136,9 @@ def by_pycocotools(samples: list[Sample], classes: int) -> COCOeval:
 def check(samples: list[Sample], classes: int, batch: int = 4) -> None:
     scores = measured(samples, classes, batch).result()
     reference = by_pycocotools(samples, classes)
-    assert list(scores.values) == [*NAMES, "samples"]
+    assert tuple(scores.values) == measured(samples, classes, batch).names()
+    assert {*scores.values} == {*NAMES, "f1", "precision", "recall", "score_threshold", "samples"}
+    assert list(scores.values)[:3] == ["ap", "ap50", "f1"]
     for name, expected in zip(NAMES, reference.stats, strict=True):
         assert scores.values[name] == pytest.approx(expected, abs=1e-12), name
     assert scores.values["samples"] == len(samples)
@@ -150,6 +152,40 @@ def check(samples: list[Sample], classes: int, batch: int = 4) -> None:
         else:
             assert row["ap"] is None and row["ap50"] is None
     check_curves(scores, precision[0])
+    check_f1(scores, reference)
+
+
+def check_f1(scores: Scores, reference: COCOeval) -> None:
+    """Compare F1 with pycocotools' matches at IoU 0.5, one threshold after another."""
+    found, truths = [], np.zeros(len(scores.tables["classes"]) + 1)  # (class, score, finds a ground truth)
+    for one in reference.evalImgs:
+        if one is not None and one["aRng"] == [0, 1e10]:
+            outcomes = zip(one["dtScores"], one["dtMatches"][0], one["dtIgnore"][0], strict=True)
+            found += [(one["category_id"], score, match > 0) for score, match, ignored in outcomes if not ignored]
+            truths[one["category_id"]] += len(one["gtIds"]) - np.sum(one["gtIgnore"])
+
+    def counted(threshold: float, number: int | None = None) -> tuple[float, float, float]:
+        """Right, found and true, of one class or of all."""
+        shown = [row for row in found if row[1] >= threshold and number in (None, row[0])]
+        return sum(row[2] for row in shown), len(shown), truths.sum() if number is None else truths[number]
+
+    def f1(right: float, shown: float, true: float) -> float:
+        return 2 * right / (shown + true)
+
+    values = scores.values
+    if not found:
+        assert values["f1"] == values["recall"] == 0 and values["precision"] == values["score_threshold"] == -1
+        return
+    best = max(sorted({row[1] for row in found}, reverse=True), key=lambda threshold: f1(*counted(threshold)))
+    right, shown, true = counted(best)
+    assert values["score_threshold"] == best
+    expected = f1(right, shown, true), right / shown, right / true
+    assert [values[name] for name in ("f1", "precision", "recall")] == pytest.approx(expected, abs=1e-12)
+    for number, row in enumerate(scores.tables["classes"], start=1):
+        right, shown, true = counted(best, number)
+        assert row["precision"] == (pytest.approx(right / shown) if shown else None)
+        assert row["recall"] == (pytest.approx(right / true) if true else None)
+        assert row["f1"] == (pytest.approx(2 * right / (shown + true)) if shown + true else None)
 
 
 def check_curves(scores: Scores, precision: np.ndarray) -> None:
@@ -235,7 +271,8 @@ def test_no_ground_truth_at_all():
     for sample in samples:
         sample.truths = []
     scores = measured(samples, 3).result()
-    assert {scores.values[name] for name in NAMES} == {-1.0}  # as COCO says that there is nothing to measure
+    # As COCO says that there is nothing to measure.
+    assert {scores.values[name] for name in (*NAMES, "f1", "precision", "recall", "score_threshold")} == {-1.0}
     assert [row["ap"] for row in scores.tables["classes"]] == [None] * 3
     assert scores.values["samples"] == 5
 
@@ -247,6 +284,26 @@ def test_no_detections_at_all():
     scores = measured(samples, 3).result()
     assert {scores.values[name] for name in NAMES} == {0.0}
     check(samples, 3)
+
+
+def test_one_class_and_one_image():
+    [sample] = generated(1, 2, seed=4)
+    sample.found = [{**one, "category_id": 1} for one in sample.found]
+    assert sample.found and sample.truths
+    check([sample], 1, batch=1)
+
+
+def test_by_hand_the_threshold_leaves_out_what_is_less_sure_and_wrong():
+    box = {"bbox": [10, 10, 50, 50], "area": 2500, "category_id": 1, "iscrowd": 0}
+    far = {**box, "bbox": [300, 10, 50, 50]}
+    crowd = {**box, "bbox": [600, 10, 200, 80], "iscrowd": 1}
+    inside = {"bbox": [620, 20, 30, 30], "category_id": 1}
+    found = [{**box, "score": 0.9}, {**inside, "score": 0.85}, {**box, "score": 0.5}, {**far, "score": 0.4}]
+    found += [{"bbox": [0, 200, 20, 20], "category_id": 2, "score": 0.3}]
+    values = measured([Sample(400, 900, [box, far, crowd], found)], 2, batch=1).result().values
+    # Two of two objects, one of three answers wrong: the second box of the same object. The crowd counts nowhere.
+    assert (values["score_threshold"], values["recall"]) == (0.4, 1.0)
+    assert (values["precision"], values["f1"]) == pytest.approx((2 / 3, 0.8))
 
 
 def test_nothing_readable_is_an_error():
