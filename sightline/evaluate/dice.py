@@ -1,4 +1,4 @@
-"""Dice of whole volumes, whose slices may come in any order and on any rank, and the sums for the soft Dice loss.
+"""Dice and IoU of whole volumes, whose slices may come in any order and on any rank; the sums for the soft Dice loss.
 
 Batch keys: label (batch, *space); volume (batch,), its number in the split; index, valid (batch,); extent (batch, 3),
 the true depth, height and width of padded volumes. Predictions: logits, classes.
@@ -66,7 +66,7 @@ def dice_loss(sums: Tensor) -> Tensor:
 
 
 class Dice(Metric):
-    """Dice per class and volume, from one row of numbers per sample on the device; it starts with the index, or -1."""
+    """Dice and IoU per class and volume, from one row of numbers per sample on the device: the index, or -1, first."""
 
     def __init__(self, classes: tuple[str, ...], device: torch.device, regions: Regions, voxel_loss: VoxelLoss):
         self.classes = classes[1:]
@@ -102,7 +102,7 @@ class Dice(Metric):
         self._rows = [world.gather(F.pad(rows, (0, 0, 0, most - len(rows)), value=-1.0))]
 
     def names(self) -> tuple[str, ...]:
-        return ("dice", "dice_sum", "val_loss", "samples", "volumes", *self.regions)
+        return ("dice", "iou", "dice_sum", "val_loss", "samples", "volumes", *self.regions)
 
     def result(self) -> Scores:
         rows = _present(torch.cat(self._rows)).cpu().numpy() if self._rows else np.zeros((0, 0))
@@ -116,10 +116,12 @@ class Dice(Metric):
         truth = sums[:, 1 : 3 * classes : 3]
         probability, shared = sums[:, counted : counted + classes], sums[:, counted + classes : counted + 2 * classes]
         soft = dice_loss(torch.from_numpy(np.stack([shared, probability, truth], axis=2))).numpy()
-        means = dice.mean(0)
+        iou = iou_of(dice[:, :classes])
+        means, iou_means = dice.mean(0), iou.mean(0)
         voxels = sums[:, :counted].sum(0).reshape(-1, 3)  # of all volumes
         values = {
             "dice": float(means[:classes].mean()),
+            "iou": float(iou_means.mean()),
             "dice_sum": float(means[:classes].sum()),
             "val_loss": float((soft.mean(1) + sums[:, -2] / sums[:, -1]).mean()),
             "samples": float(len(rows)),
@@ -127,10 +129,17 @@ class Dice(Metric):
             **{name: float(value) for name, value in zip(self.regions, means[classes:], strict=True)},
         }
         per_class = [
-            {"class": name, "label": f"L{number}", "dice": float(value), **_of_voxels(*voxels[number - 1].tolist())}
-            for number, (name, value) in enumerate(zip(self.classes, means, strict=False), start=1)
+            {
+                "class": name,
+                "label": f"L{number}",
+                "dice": float(means[number - 1]),
+                "iou": float(iou_means[number - 1]),
+                **_of_voxels(*voxels[number - 1].tolist()),
+            }
+            for number, name in enumerate(self.classes, start=1)
         ]
-        per_volume = [_volume_row(*pair) for pair in zip(volumes.tolist(), dice[:, :classes].tolist(), strict=True)]
+        scored = zip(volumes.tolist(), dice[:, :classes].tolist(), iou.mean(1).tolist(), strict=True)
+        per_volume = [_volume_row(*each) for each in scored]
         worst = _worst(rows, place, volumes, dice[:, :classes].mean(1))
         return Scores(values, {"classes": per_class, "volumes": per_volume}, worst)
 
@@ -156,12 +165,18 @@ def _dice(counts: np.ndarray) -> np.ndarray:
     return np.where(truth + found > 0, 2 * shared / np.maximum(truth + found, 1), 1.0)
 
 
+def iou_of(dice: np.ndarray) -> np.ndarray:
+    """Return TP / (truth + found - TP) of the same counts: Dice of one volume and class decides its IoU."""
+    return dice / (2 - dice)
+
+
 def _of_voxels(shared: float, truth: float, found: float) -> dict[str, float | None]:
     return {"precision": shared / found if found else None, "recall": shared / truth if truth else None}
 
 
-def _volume_row(number: int, dice: list[float]) -> dict[str, Any]:
-    return {"volume": number, "dice": float(np.mean(dice)), **{f"L{n}": value for n, value in enumerate(dice, start=1)}}
+def _volume_row(number: int, dice: list[float], iou: float) -> dict[str, Any]:
+    by_label = {f"L{n}": value for n, value in enumerate(dice, start=1)}
+    return {"volume": number, "dice": float(np.mean(dice)), "iou": iou, **by_label}
 
 
 def _worst(rows: np.ndarray, place: np.ndarray, volumes: np.ndarray, dice: np.ndarray) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """`sightline evaluate --labels`: masks, or a run's predictions of its val split, against label files in their geometry.
 
-Dice of each case and class: 1 where a class is neither in the mask nor in the label, 0 where it is in one of them only.
+Dice and IoU of each case and class: 1 where a class is neither in the mask nor in the label, 0 where it is in one only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sightline.data.volumes.pairs import label_of_case, labels_in
 from sightline.data.volumes.raw import label_files
 from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained
+from sightline.evaluate.dice import iou_of
 from sightline.evaluate.predict import predict_files
 from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json
@@ -141,8 +142,9 @@ def _tell(
     scores = scores_of(counts, classes)
     log.release()
     log.say(f"scored cases: {len(counts)}")
-    per_class = [(row["label"], row["dice"]) for row in scores.tables["classes"]]
-    log.say(f"mean dice: {scores.values['dice']:.4f} - " + " ".join(f"{label} {dice:.4f}" for label, dice in per_class))
+    for name in ("dice", "iou"):
+        per_class = " ".join(f"{row['label']} {row[name]:.4f}" for row in scores.tables["classes"])
+        log.say(f"mean {name}: {scores.values[name]:.4f} - {per_class}")
     text = json.dumps({**about, **vars(scores)}, indent=1, allow_nan=False) + "\n"
     write_whole(folder / DOCUMENT_OF_SCORES, lambda path: path.write_text(text, encoding="utf-8"))
     return scores
@@ -153,15 +155,26 @@ def scores_of(counts: Sequence[Counts], classes: Sequence[str]) -> Scores:
     if not counts:
         raise BadData("not one case could be compared; fix the files that are listed above")
     dice = np.array([each.dice(len(classes)) for each in counts])  # (cases, classes - 1)
-    means = dice.mean(0)
-    values = {"dice": float(means.mean()), "dice_sum": float(means.sum()), "samples": float(len(counts))}
+    iou = iou_of(dice)
+    means, iou_means = dice.mean(0), iou.mean(0)
+    values = {
+        "dice": float(means.mean()),
+        "iou": float(iou_means.mean()),
+        "dice_sum": float(means.sum()),
+        "samples": float(len(counts)),
+    }
     rows = [
-        {"class": name, "label": f"L{number}", "dice": float(mean)}
-        for number, (name, mean) in enumerate(zip(classes[1:], means, strict=True), start=1)
+        {"class": name, "label": f"L{number}", "dice": float(means[number - 1]), "iou": float(iou_means[number - 1])}
+        for number, name in enumerate(classes[1:], start=1)
     ]
     cases: list[dict[str, Any]] = [
-        {"name": each.case, "dice": float(row.mean()), **{f"L{n}": float(v) for n, v in enumerate(row, start=1)}}
-        for each, row in zip(counts, dice, strict=True)
+        {
+            "name": each.case,
+            "dice": float(row.mean()),
+            "iou": float(shares.mean()),
+            **{f"L{n}": float(value) for n, value in enumerate(row, start=1)},
+        }
+        for each, row, shares in zip(counts, dice, iou, strict=True)
     ]
     worst = sorted((row for row in cases if row["dice"] < 1), key=lambda row: row["dice"])[:WORST]
     return Scores(values, {"classes": rows, "volumes": cases}, worst)

@@ -69,6 +69,24 @@ def by_monai(volumes: list[tuple[Tensor, Tensor]]) -> np.ndarray:
     return metric.get_buffer().double().numpy()
 
 
+def by_intersection(volumes: list[tuple[Tensor, Tensor]]) -> np.ndarray:
+    """IoU (volumes, foreground classes), voxel by voxel; 1 where a class is nowhere."""
+    rows = []
+    for found, true in answers(volumes):
+        both = [((found == n) & (true == n), (found == n) | (true == n)) for n in range(1, len(volumes[0][0]))]
+        rows.append([int(shared.sum()) / int(either.sum()) if either.any() else 1.0 for shared, either in both])
+    return np.array(rows)
+
+
+def test_iou_of_each_volume_is_that_of_torchmetrics():
+    from torchmetrics.segmentation import MeanIoU
+
+    volumes = made()
+    for (found, true), row in zip(answers(volumes), measured(volumes).tables["volumes"], strict=True):
+        metric = MeanIoU(num_classes=4, include_background=False, per_class=False, input_format="index")
+        assert row["iou"] == pytest.approx(float(metric(found[None], true[None])), abs=1e-6)
+
+
 def answers(volumes: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """Predicted and true classes of each volume."""
     return [(logits.argmax(0), label) for logits, label in volumes]
@@ -87,6 +105,10 @@ def test_equals_monai_on_whole_volumes():
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert [row["volume"] for row in scores.tables["volumes"]] == [0, 1, 2, 3]
     assert [row["dice"] for row in scores.tables["volumes"]] == pytest.approx(expected.mean(1).tolist(), abs=1e-6)
+    iou = by_intersection(volumes)
+    assert scores.values["iou"] == pytest.approx(iou.mean(), abs=1e-12)
+    assert [row["iou"] for row in scores.tables["volumes"]] == pytest.approx(iou.mean(1).tolist(), abs=1e-12)
+    assert [row["iou"] for row in scores.tables["classes"]] == pytest.approx(iou.mean(0).tolist(), abs=1e-12)
     assert [(row["class"], row["label"]) for row in scores.tables["classes"]] == [
         ("edema", "L1"),
         ("non-enhancing", "L2"),
@@ -129,6 +151,7 @@ def test_class_that_is_absent():
     table = measured(volumes).tables["volumes"]
     assert [(row["L1"], row["L2"]) for row in table] == [(1, 1), (1, 0), (0, 1)]
     np.testing.assert_array_equal([[row["L1"], row["L2"]] for row in table], by_monai(volumes))
+    assert [row["iou"] for row in table] == [1, 0.5, 0.5] == by_intersection(volumes).mean(1).tolist()
 
 
 def test_regions_of_brain_tumours():

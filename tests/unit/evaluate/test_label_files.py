@@ -1,4 +1,4 @@
-"""Masks against label files: Dice as NumPy and torchmetrics have it, and an error for everything that is not a pair."""
+"""Masks against label files: Dice and IoU of NumPy and torchmetrics; an error for everything that is not a pair."""
 
 import json
 from pathlib import Path
@@ -40,6 +40,15 @@ def voxels(path: Path) -> np.ndarray:
     return np.asarray(nibabel.load(path).dataobj)
 
 
+def expected_iou(masks: Path, labels: Path, classes: int) -> np.ndarray:
+    """(cases, classes - 1)"""
+    rows = []
+    for path in sorted(masks.glob("*.nii.gz")):
+        masked = [(voxels(path) == n, voxels(labels / path.name) == n) for n in range(1, classes)]
+        rows.append([(a & b).sum() / (a | b).sum() if (a | b).any() else 1.0 for a, b in masked])
+    return np.array(rows)
+
+
 def expected(masks: Path, labels: Path, classes: int) -> np.ndarray:
     """(cases, classes - 1)"""
     rows = []
@@ -59,7 +68,12 @@ def test_dice_of_every_case_and_class(folders, capsys):
     dice = expected(masks, labels, 4)
     assert (dice == 1).any() and (dice == 0).any()  # both absent, and in one of them only
     means = dice.mean(0)
-    assert scores.values == {"dice": pytest.approx(means.mean()), "dice_sum": pytest.approx(means.sum()), "samples": 6}
+    iou = expected_iou(masks, labels, 4)
+    by_class = iou.mean(0)
+    sums = {"dice": means.mean(), "iou": by_class.mean(), "dice_sum": means.sum(), "samples": 6}
+    assert scores.values == pytest.approx(sums)
+    np.testing.assert_allclose([row["iou"] for row in scores.tables["classes"]], by_class)
+    np.testing.assert_allclose([row["iou"] for row in scores.tables["volumes"]], iou.mean(1))
     assert [row["class"] for row in scores.tables["classes"]] == ["edema", "core", "enhancing"]
     np.testing.assert_allclose([row["dice"] for row in scores.tables["classes"]], means)
     by_case = scores.tables["volumes"]
@@ -70,7 +84,8 @@ def test_dice_of_every_case_and_class(folders, capsys):
     assert [row["dice"] for row in scores.worst] == sorted(row["dice"] for row in by_case)
     line = f"mean dice: {means.mean():.4f} - " + " ".join(f"L{n} {m:.4f}" for n, m in enumerate(means, start=1))
     missing = "1 of 7 labels have no mask: case6.nii.gz"
-    assert capsys.readouterr().out.splitlines() == [missing, "scored cases: 6", line]
+    other = f"mean iou: {by_class.mean():.4f} - " + " ".join(f"L{n} {m:.4f}" for n, m in enumerate(by_class, start=1))
+    assert capsys.readouterr().out.splitlines() == [missing, "scored cases: 6", line, other]
     written = json.loads((masks / DOCUMENT_OF_SCORES).read_text())
     assert written["values"] == scores.values and written["tables"] == scores.tables
 
@@ -89,7 +104,7 @@ def test_masks_may_bear_the_names_of_nnunets_images(folders):
 
 def test_torchmetrics_agrees(folders):
     """Only with every class present in every case: there its rules and ours are the same."""
-    from torchmetrics.segmentation import DiceScore
+    from torchmetrics.segmentation import DiceScore, MeanIoU
 
     masks, labels = folders
     metric = DiceScore(num_classes=4, include_background=False, average="none", input_format="index")
@@ -98,6 +113,13 @@ def test_torchmetrics_agrees(folders):
         metric.update(*pair)
     found = [row["dice"] for row in evaluate_folder(masks, labels).tables["classes"]]
     np.testing.assert_allclose(found[:2], metric.compute()[:2].numpy(), atol=1e-6)
+    for path in sorted(masks.glob("*.nii.gz")):
+        case = path.name.removesuffix(".nii.gz")
+        pair = [torch.from_numpy(voxels(each).astype(np.int64))[None] for each in (path, labels / path.name)]
+        mean = MeanIoU(num_classes=4, include_background=False, per_class=True, input_format="index")(*pair)
+        [row] = [row for row in evaluate_folder(masks, labels).tables["volumes"] if row["name"] == case]
+        if (expected_iou(masks, labels, 4)[int(case[4:])] < 1).all():  # torchmetrics leaves out what is nowhere
+            assert row["iou"] == pytest.approx(float(mean.mean()), abs=1e-6)
 
 
 def test_probabilities_count_by_their_largest(folders):
@@ -189,9 +211,12 @@ def test_the_command(folders, capsys):
     assert cli.main(["evaluate", str(masks), "--labels", str(labels)]) == 0
     lines = capsys.readouterr().out.splitlines()[2:]
     dice = expected(masks, labels, 4)
-    assert lines[0].startswith(f"mean dice: {dice.mean():.4f} - L1 ") and len(lines) == 5
-    assert lines[1].split() == ["edema", "label", "L1", "dice", f"{dice[:, 0].mean():.4f}"]
-    assert lines[4].startswith("  lowest: case") and lines[4].count(",") == 4
+    assert lines[0].startswith(f"mean dice: {dice.mean():.4f} - L1 ") and len(lines) == 6
+    iou = expected_iou(masks, labels, 4)
+    assert lines[1].startswith(f"mean iou: {iou.mean():.4f} - L1 ")
+    of_first = ["dice", f"{dice[:, 0].mean():.4f}", "iou", f"{iou[:, 0].mean():.4f}"]
+    assert lines[2].split() == ["edema", "label", "L1", *of_first]
+    assert lines[5].startswith("  lowest: case") and lines[5].count(",") == 4
     assert cli.main(["evaluate", str(masks), "--labels", str(labels), "--all"]) == 2
     (labels / "case1.nii.gz").unlink()
     assert cli.main(["evaluate", str(masks), "--labels", str(labels)]) == 3
