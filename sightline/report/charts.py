@@ -1,9 +1,10 @@
-"""Charts of a report as SVG: lines over steps. Colours come from the page's style, so they suit light and dark."""
+"""Charts of a report as SVG: lines over steps and epochs. Colours are those of the page's style, light or dark."""
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sightline.report.html import text
 
@@ -11,6 +12,7 @@ Range = tuple[float, float]
 Points = Sequence[tuple[float, float]]  # x and y; a y that is not finite breaks the line
 
 WIDTH, HEIGHT = 640, 240
+LINE = 22  # height of a second line of numbers below the chart
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
 MOST_POINTS = 400  # of one line; more are averaged
 DOTS = 40  # points of a line up to which each has a dot that tells its value
@@ -24,9 +26,11 @@ def line_chart(
     x_range: Range | None = None,
     y_range: Range | None = None,
     looks: Mapping[str, tuple[int, str]] | None = None,
+    epochs: Points = (),
 ) -> str:
     """Draw lines by name; "" if none has a finite point. Without ranges the axes fit the points; `looks` are numbers of
-    colours and classes of the style, without them every line has its own colour."""
+    colours and classes of the style, without them every line has its own colour. `epochs` are steps at which an epoch
+    ends, and its number: a second line of numbers below the steps."""
     lines = {name: _thinned(points) for name, points in series.items() if points}
     values = [y for points in lines.values() for _, y in points if math.isfinite(y)]
     if not values:
@@ -34,18 +38,20 @@ def line_chart(
     xs = [x for points in lines.values() for x, _ in points]
     x_axis = _Axis(*(x_range or (min(xs), max(xs))), LEFT, WIDTH - RIGHT)
     y_axis = _Axis(*y_range, HEIGHT - BOTTOM, TOP) if y_range else _y_axis(values)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(", ".join(lines))}">']
+    height = HEIGHT + LINE * bool(epochs)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text(", ".join(lines))}">']
     for tick in y_axis.ticks():
         y = y_axis.place(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(tick)}</text>')
-    for tick in x_axis.ticks():
-        x = x_axis.place(tick)
-        # There stands the name of the axis; and half steps do not exist.
-        if x > WIDTH - RIGHT - 12 - 7 * len(x_name) or (x_name == "step" and tick % 1):
-            continue
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{short(tick)}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{text(x_name)}</text>')
+    ticks = [(x_axis.place(tick), tick) for tick in x_axis.ticks() if x_name != "step" or not tick % 1]
+    parts.append(_numbers(ticks, x_name, HEIGHT - 10))
+    epoch_of = _line_through(epochs) if epochs else None
+    if epoch_of:
+        step_of = _line_through([(epoch, step) for step, epoch in epochs])
+        among = _Axis(epoch_of(x_axis.low), epoch_of(x_axis.high), LEFT, WIDTH - RIGHT).ticks()
+        ticks = [(x_axis.place(step_of(tick)), tick) for tick in among if not tick % 1]
+        parts.append(_numbers(ticks, "epoch", height - 10))
     looks = {name: looks[name] if looks else (number, "") for number, name in enumerate(lines)}
     for name, points in lines.items():
         number, kind = looks[name]
@@ -57,9 +63,29 @@ def line_chart(
                 line = " ".join(map(",".join, placed))
                 parts.append(f'<polyline points="{line}" stroke="{colour}" class="{kind}"/>')
             for (x, y), (cx, cy) in zip(stretch, placed, strict=True) if has_dots or len(stretch) == 1 else ():
-                said = f"<title>{text(x_name)} {short(x)}: {y:.4g}</title>"
+                epoch = f", epoch {short(epoch_of(x))}" if epoch_of else ""
+                said = f"<title>{text(x_name)} {short(x)}{epoch}: {y:.4g}</title>"
                 parts.append(f'<circle cx="{cx}" cy="{cy}" r="3" fill="{colour}">{said}</circle>')
     return "".join([*parts, "</svg>", _legend(looks) if len(lines) > 1 else ""])
+
+
+def _numbers(ticks: Sequence[tuple[float, float]], name: str, y: int) -> str:
+    """Write numbers below a chart, and the name of their axis at the right, where no number stands."""
+    room = WIDTH - RIGHT - 12 - 7 * len(name)
+    shown = [f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{short(tick)}</text>' for x, tick in ticks if x <= room]
+    return "".join([*shown, f'<text x="{WIDTH - RIGHT}" y="{y}" text-anchor="end" class="dim">{text(name)}</text>'])
+
+
+def _line_through(points: Points) -> Callable[[float], float]:
+    """Return the line through the origin and these points, which rise; its last stretch goes on."""
+    known = [(0.0, 0.0), *points]
+
+    def at(x: float) -> float:
+        place = min(bisect.bisect_right(known, (x, math.inf)), len(known) - 1)
+        (x0, y0), (x1, y1) = known[place - 1], known[place]
+        return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
+
+    return at
 
 
 def short(value: float) -> str:

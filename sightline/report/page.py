@@ -23,6 +23,7 @@ from sightline.report.most_wrong import most_wrong
 from sightline.report.scores import all_values, classes, confusions, numbers, speed
 from sightline.report.story import RunStory, read_story
 from sightline.report.style import STYLE
+from sightline.runs.score_names import title as title_of
 from sightline.runs.screen import as_hours, as_score
 
 PAGE = "report.html"
@@ -35,7 +36,7 @@ SKIPPED_SHOWN, CLASSES_COMPARED = 20, 20
 MOST_LINES = 2 * COLOURS  # of a chart
 NOTHING = -1  # COCO's score of objects that do not occur
 KINDS = {"train": "training", "evaluate": "validation"}
-NOT_SCORES = {"loss", "val_loss", "samples", "volumes", "skipped", "dice_sum"}  # counts, or of another scale
+NOT_SCORES = {"loss", "val_loss", "samples", "volumes", "skipped", "dice_sum", "score_threshold"}  # of another scale
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -138,7 +139,7 @@ def _overview(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     rows = []
     for name, story in zip(names, stories, strict=True):
         run = story.summary
-        best = text(f"{run.headline or '-'} {as_score(run.best)}")
+        best = text(f"{title_of(run.headline or '-')} {as_score(run.best)}")
         rows.append(
             [
                 text(name),
@@ -200,14 +201,22 @@ def _charts(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             if len(stories) > 1:  # a colour for each run
                 looks[label] = names.index(run), "faint" if curve.startswith("train/") and len(shown) > 1 else ""
         if title.endswith(("Score", "scores")) and len({name.split("/", 1)[1] for name in shown}) == 1:
-            title = f"{title}: {shown[0].split('/', 1)[1]}"
-        cards.append(card(title, line_chart(series, looks=looks)))
+            title = f"{title}: {title_of(shown[0].split('/', 1)[1])}"
+        cards.append(card(title, line_chart(series, looks=looks, epochs=_common_epochs(stories))))
     return f'<div class="charts">{"".join(cards)}</div>' if any(cards) else ""
+
+
+def _common_epochs(stories: Sequence[RunStory]) -> Sequence[tuple[float, float]]:
+    """Return the ends of epochs, of several runs those of the longest; none where their epochs differ in length."""
+    known = [story.epochs for story in stories if story.epochs]
+    lengths = {step / epoch for (step, epoch), *_ in known}
+    return max(known, key=len) if len(lengths) == 1 and len(known) == len(stories) else ()
 
 
 def _label(run: str, curve: str, curves: Sequence[str], runs: int) -> str:
     """Name a line by what tells it from the others of its chart."""
     kind, name = curve.replace("/val_", "/").split("/", 1)
+    name = title_of(name)
     kinds, names = ({each.replace("/val_", "/").split("/", 1)[part] for each in curves} for part in (0, 1))
     words = [run] if runs > 1 else []
     words += [KINDS.get(kind, kind)] if len(kinds) > 1 else []

@@ -9,35 +9,40 @@ from typing import Any
 from sightline.report.charts import line_chart
 from sightline.report.html import bar, card, folded, is_score, number, table, text
 from sightline.report.story import RunStory
+from sightline.runs.score_names import COCO_MORE, of_class, shown, title
 from sightline.runs.screen import as_hours, as_score
 
 CLASSES_SHOWN, CLASSES_LISTED, PAIRS_SHOWN = 20, 1000, 20
 NUMBERED_MOST = 20  # classes up to which cells of the confusion matrix hold their number
 COUNTS = ("samples", "truths")  # columns of the table of classes
 COUNTED = ("samples", "volumes", "skipped")  # values of an evaluation
-NAMES = {"top1": "top1 (recall)"}  # of the samples of one class
+BESIDE = {"ap": "ap50", "dice": "iou"}  # a second score that people compare, by the headline
 
 
 def numbers(story: RunStory) -> str:
     """Return the few numbers that one looks for first."""
     run, last = story.summary, story.last.get("values")
-    shown = []
+    tiles = []
     if run.headline:
         at = f"best, epoch {run.best_epoch}" if run.best_epoch is not None else "best"
-        shown.append((f"{run.headline} {as_score(run.best)}", at))
+        tiles.append((f"{title(run.headline)} {as_score(run.best)}", at))
+        best, other = story.best.get("values"), BESIDE.get(run.headline, "")
+        if isinstance(best, dict) and is_score(best.get(other)):
+            tiles.append((f"{title(other)} {as_score(best[other])}", at))
         if isinstance(last, dict) and story.last.get("step") != story.best.get("step"):
-            shown.append((f"{run.headline} {as_score(_score(last.get(run.headline)))}", f"last, {_epoch(story.last)}"))
+            score = as_score(_score(last.get(run.headline)))
+            tiles.append((f"{title(run.headline)} {score}", f"last, {_epoch(story.last)}"))
     if run.epochs_done is not None:
-        shown.append((f"{run.epochs_done} of {run.epochs or '?'}", "epochs"))
+        tiles.append((f"{run.epochs_done} of {run.epochs or '?'}", "epochs"))
     if run.seconds is not None:
-        shown.append((as_hours(run.seconds), "time at work"))
+        tiles.append((as_hours(run.seconds), "time at work"))
     if value := speed(story):
-        shown.append((value, "images per second"))
+        tiles.append((value, "images per second"))
     if story.skipped:
-        shown.append((str(len(story.skipped)), "samples skipped"))
+        tiles.append((str(len(story.skipped)), "samples skipped"))
     return (
         '<div class="big">'
-        + "".join(f"<div><b>{text(a)}</b><small>{text(b)}</small></div>" for a, b in shown)
+        + "".join(f"<div><b>{text(a)}</b><small>{text(b)}</small></div>" for a, b in tiles)
         + "</div>"
     )
 
@@ -54,17 +59,20 @@ def all_values(story: RunStory) -> str:
     columns = [("best", story.best, best)] if isinstance(best, dict) else []
     if isinstance(last, dict) and (not columns or story.last.get("step") != story.best.get("step")):
         columns.append(("last", story.last, last))
-    names = dict.fromkeys(name for *_, values in columns for name in values)
-    rows = [[text(name), *(_value(name, values.get(name)) for *_, values in columns)] for name in names]
-    header = ("score", *(f"{title}, {_epoch(scores)}" for title, scores, _ in columns))
-    return table(header, rows, numbers=True) if rows else ""
+    names = list(dict.fromkeys(name for *_, values in columns for name in (*shown(values), *COUNTED) if name in values))
+    more = [name for name in names if name in COCO_MORE and "ap" in names]
+    rows = {name: [text(title(name)), *(_value(name, values.get(name)) for *_, values in columns)] for name in names}
+    header = ("score", *(f"{which}, {_epoch(scores)}" for which, scores, _ in columns))
+    drawn = table(header, [row for name, row in rows.items() if name not in more], numbers=True) if rows else ""
+    others = table(header, [rows[name] for name in more], numbers=True) if more else ""
+    return drawn + folded(f"{len(more)} more of COCO's scores", others)
 
 
 def classes(story: RunStory) -> str:
     """Return the table of classes, the lowest scores first, and beside it precision over recall."""
     parts = [_class_table(story), card(_curve_title(story), curves(story))]
-    shown = [f"<div>{part}</div>" for part in parts if part]
-    return f'<div class="two">{"".join(shown)}</div>' if len(shown) > 1 else "".join(shown)
+    drawn = [f"<div>{part}</div>" for part in parts if part]
+    return f'<div class="two">{"".join(drawn)}</div>' if len(drawn) > 1 else "".join(drawn)
 
 
 def _class_table(story: RunStory) -> str:
@@ -78,13 +86,26 @@ def _class_table(story: RunStory) -> str:
         [text(row.get("class", "?")), *((number if name in COUNTS else bar)(row.get(name)) for name in names)]
         for row in rows[:CLASSES_LISTED]
     ]
-    header = ("class", *(NAMES.get(name, name) for name in names))
-    shown = table(header, cells[:CLASSES_SHOWN], numbers=True)
+    header = ("class", *(title(of_class(name)) for name in names))
+    drawn = table(header, cells[:CLASSES_SHOWN], numbers=True)
     if more := cells[CLASSES_SHOWN:]:
-        shown += folded(f"{len(more)} more", table(header, more, numbers=True))
+        drawn += folded(f"{len(more)} more", table(header, more, numbers=True))
     if (left := len(rows) - CLASSES_LISTED) > 0:
-        shown += f'<p class="dim">{left} more in the scores file</p>'
-    return shown
+        drawn += f'<p class="dim">{left} more in the scores file</p>'
+    return drawn + _threshold_note(story)
+
+
+def _threshold_note(story: RunStory) -> str:
+    """Say at which score boxes count for precision, recall and F1."""
+    values = story.scores.get("values")
+    found = values if isinstance(values, dict) else {}
+    threshold: Any = found.get("score_threshold")
+    if not (is_score(threshold) and found.get("f1")) or threshold < 0:
+        return ""
+    return (
+        f'<p class="dim">Precision, recall and F1 are those of boxes with a score of at least {number(threshold)}, '
+        "where F1 over all classes is best on these data; a box is right from IoU 0.5 on.</p>"
+    )
 
 
 def curves(story: RunStory) -> str:
@@ -141,12 +162,12 @@ def _matrix(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _cell(count: float, share: float, is_right: bool, title: str, classes: int) -> str:
+def _cell(count: float, share: float, is_right: bool, said: str, classes: int) -> str:
     if not count:
         return "<td></td>"
-    shown = text(count) if classes <= NUMBERED_MOST else ""
+    inside = text(count) if classes <= NUMBERED_MOST else ""
     kind = "good" if is_right else "wrong"
-    return f'<td class="{kind}" style="--v:{100 * min(share, 1):.0f}%" title="{text(title)}">{shown}</td>'
+    return f'<td class="{kind}" style="--v:{100 * min(share, 1):.0f}%" title="{text(said)}">{inside}</td>'
 
 
 def _epoch(scores: dict[str, Any]) -> str:

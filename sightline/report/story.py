@@ -45,6 +45,7 @@ class RunStory:
     why: dict[str, str] = field(default_factory=dict)  # "part.field" -> where a value that is not the recipe's is from
     environment: dict[str, Any] = field(default_factory=dict)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # "train/loss" -> (step, value)
+    epochs: list[tuple[float, float]] = field(default_factory=list)  # step at which an epoch ended, and its number
     best: dict[str, Any] = field(default_factory=dict)  # the content of scores-best.json
     last: dict[str, Any] = field(default_factory=dict)  # the content of scores.json
     drawings: dict[str, Any] = field(default_factory=dict)  # of the worst samples of the best scores
@@ -116,6 +117,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, str]:
 def _read_log(path: Path, story: RunStory) -> None:
     """Collect curves and events. A run that was rewound or resumed repeats steps: the later value counts."""
     curves: dict[str, dict[float, float]] = {}
+    ends: dict[float, float] = {}  # of epochs
     broken = 0
     with path.open("rb") as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
@@ -125,6 +127,9 @@ def _read_log(path: Path, story: RunStory) -> None:
             except (ValueError, KeyError, TypeError):
                 broken += 1
                 continue
+            epoch, step = event.get("epoch"), event.get("step")
+            if kind == "evaluate" and _is_number(epoch) and _is_number(step) and 0 < min(epoch, step) < math.inf:
+                ends[epoch] = step  # it is evaluated where an epoch ends
             if kind in CURVES and _is_number(event.get("step")):
                 for name, value in event.items():
                     if name not in NOT_CURVES and (value is None or _is_number(value)):
@@ -137,7 +142,17 @@ def _read_log(path: Path, story: RunStory) -> None:
         story.events = [*first, (last[0][0], f"{left_out} events are left out here"), *last]
     if broken > 1:  # the last line of a run that was killed may be half a line
         story.problems.append(f"{broken} lines of {LOG} cannot be read")
+    story.epochs = _rising(sorted((step, epoch) for epoch, step in ends.items()))
     story.curves = {name: sorted(points.items()) for name, points in curves.items()}
+
+
+def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points above all before them: a log that was put together from two runs may fall back."""
+    rising: list[tuple[float, float]] = []
+    for step, epoch in points:
+        if not rising or (step > rising[-1][0] and epoch > rising[-1][1]):
+            rising.append((step, epoch))
+    return rising
 
 
 def _read_skipped(path: Path, story: RunStory) -> None:

@@ -101,11 +101,11 @@ def test_the_numbers_of_a_run(tmp_path: Path):
         ["score", "best, epoch 1", "last, epoch 2"],
         ["top1", "0.7500", "0.5000"],
         ["loss", "0.5000", "-"],
-        ["apl", "-", "-"],
+        ["AP of large objects", "-", "-"],
         ["samples", "16", "16"],
     ]
     assert table_of(html, "class") == [
-        ["class", "top1 (recall)", "precision", "samples"],
+        ["class", "recall", "precision", "samples"],
         ["cat", "0.2500", "-", "4"],
         ["dog", "0.7500", "1.5000", "12"],
     ]
@@ -117,6 +117,77 @@ def test_the_numbers_of_a_run(tmp_path: Path):
     assert low - top == pytest.approx(1.5 * (middle - top), abs=0.2) and low > middle > top
     assert "demo_classification on /data/pets<" in html and "<pre>sightline train &#x27;a b&#x27;</pre>" in html
     assert [row for row in tables(html)[-2] if row[0] != "command"] == [["ranks", "2"], ["packages", "torch 2.9, x 1"]]
+
+
+BOXES = {
+    "values": {
+        "ap": 0.25,
+        "ap50": 0.5,
+        "f1": 0.6,
+        "precision": 0.75,
+        "recall": 0.5,
+        "score_threshold": 0.31,
+        "ap75": 0.2,
+    }
+    | {"apl": -1.0, "samples": 16.0},
+    "tables": {
+        "classes": [
+            {"class": "cat", "ap": 0.25, "ap50": 0.5, "recall": 0.5, "precision": 0.75, "f1": 0.6, "truths": 4},
+            {"class": "dog", "ap": None, "ap50": None, "recall": None, "precision": None, "f1": None, "truths": 0},
+        ]
+    },
+    "worst": [],
+}
+MASKS = {
+    "values": {"dice": 0.8, "iou": 0.7, "dice_sum": 0.8, "val_loss": 0.5, "samples": 16.0, "volumes": 4.0},
+    "tables": {
+        "classes": [{"class": "organ", "label": "L1", "dice": 0.8, "iou": 0.7, "precision": 0.5, "recall": 1.0}]
+    },
+    "worst": [],
+}
+TAGS = {
+    "values": {"map": 0.5, "macro_f1": 0.4, "f1": 0.4, "exact": 0.1, "loss": 0.5, "samples": 16.0},
+    "tables": {"classes": [{"class": "red", "map": 0.5, "recall": 0.5, "precision": 0.5, "f1": 0.4, "samples": 3}]},
+    "worst": [],
+}
+
+
+def page_with(folder: Path, scores: dict) -> str:
+    run = write_run(folder)
+    for name in ("scores-best.json", "scores.json"):
+        (run / name).write_text(json.dumps({"epoch": 1, "step": 3, **scores}))
+    return page_of(run)
+
+
+def test_detectors_show_ap_and_ap50_first_and_the_threshold_of_f1(tmp_path: Path):
+    html = page_with(tmp_path / "run", BOXES)
+    assert boxes(html)[:2] == [("AP 0.2500", "best, epoch 1"), ("AP50 0.5000", "best, epoch 1")]
+    first, more = ([row[0] for row in table] for table in tables(html) if table[0][0] == "score")
+    assert first == ["score", "AP", "AP50", "F1", "precision", "recall", "score threshold", "samples"]
+    assert more == ["score", "AP75", "AP of large objects"]
+    assert "<details><summary>2 more of COCO&#x27;s scores</summary>" in html
+    assert table_of(html, "class") == [
+        ["class", "AP", "AP50", "recall", "precision", "F1", "truths"],
+        ["cat", "0.2500", "0.5000", "0.5000", "0.7500", "0.6000", "4"],
+        ["dog", "-", "-", "-", "-", "-", "0"],
+    ]
+    assert "those of boxes with a score of at least 0.3100, where F1" in html
+
+
+def test_masks_show_iou_beside_dice(tmp_path: Path):
+    html = page_with(tmp_path / "run", MASKS)
+    assert boxes(html)[:2] == [("Dice 0.8000", "best, epoch 1"), ("IoU 0.7000", "best, epoch 1")]
+    assert table_of(html, "class")[0] == ["class", "Dice", "IoU", "precision", "recall"]
+    names = ["score", "Dice", "IoU", "sum of Dice", "loss", "volumes", "samples"]
+    assert [row[0] for row in table_of(html, "score")] == names and "at least" not in html
+
+
+def test_one_of_several_labels_has_ap_and_their_f1_is_shown_once(tmp_path: Path):
+    html = page_with(tmp_path / "run", TAGS)
+    assert boxes(html)[0] == ("mAP 0.5000", "best, epoch 1")
+    assert table_of(html, "class")[0] == ["class", "AP", "recall", "precision", "F1", "samples"]
+    names = ["score", "mAP", "macro F1", "exact matches", "loss", "samples"]
+    assert [row[0] for row in table_of(html, "score")] == names
 
 
 def test_the_only_evaluation_is_not_shown_twice(tmp_path: Path):
@@ -298,6 +369,47 @@ def test_a_tick_lies_where_its_number_is():
     for value, y in down.items():
         assert y == pytest.approx(low + (high - low) * value / 10, abs=0.2)
     assert left < right and high < low
+
+
+def test_epochs_lie_below_the_steps_that_end_them():
+    chart = line_chart({"loss": [(10, 0.0), (100, 10.0)]}, epochs=[(25, 1), (50, 2)])
+    assert re.findall(r'class="dim">(\w+)<', chart) == ["step", "epoch"]
+    steps, epochs = (
+        {float(n): float(x) for x, n in re.findall(rf'x="([\d.]+)" y="{y}" text-anchor="middle">(\d+)<', chart)}
+        for y in (230, 252)
+    )
+    assert set(steps) == {20, 40, 60, 80} and set(epochs) == {1, 2, 3}, "4 would lie on the axis' name"
+    each = (steps[80] - steps[20]) / 60
+    for epoch, x in epochs.items():
+        assert x == pytest.approx(steps[60] + each * (25 * epoch - 60), abs=0.2)
+    assert "<title>step 10, epoch 0.4: 0</title>" in chart and "<title>step 100, epoch 4: 10</title>" in chart
+    longer = line_chart({"loss": [(0, 0.0), (100, 10.0)]}, epochs=[(50, 1), (60, 2)])  # with another batch
+    assert "<title>step 100, epoch 6: 10</title>" in longer and "<title>step 0, epoch 0: 0</title>" in longer
+    assert "epoch" not in line_chart({"loss": [(0, 0.0), (100, 10.0)]})
+
+
+def test_curves_have_the_epochs_of_their_run(tmp_path: Path):
+    run = write_run(tmp_path / "run")
+    assert read_story(run).epochs == [(3, 1), (5, 2)]
+    assert page_of(run).count('class="dim">epoch</text>') == 3, "below loss, score, and speed"
+    fallen = [{"event": "evaluate", "time": 1011.5, "epoch": 3, "step": 4, "top1": 0.1}]
+    fallen += [
+        {"event": "evaluate", "time": 1011.6, "epoch": value, "step": 9, "top1": 0.1} for value in (None, -1, "x")
+    ]
+    assert read_story(write_run(tmp_path / "fallen", more=fallen)).epochs == [(3, 1), (4, 3)]
+
+
+def test_runs_side_by_side_have_epochs_where_theirs_are_alike(tmp_path: Path):
+    runs = [write_run(tmp_path / name) for name in ("one", "other")]
+
+    def has_epochs() -> bool:
+        html = write_report(runs, tmp_path / "both.html").read_text()
+        return 'class="dim">epoch</text>' in html[: html.index("the whole page of this run")]
+
+    assert has_epochs()
+    log = (runs[1] / "log.jsonl").read_text().replace('"epoch": 1, "step": 3, "top1"', '"epoch": 1, "step": 4, "top1"')
+    (runs[1] / "log.jsonl").write_text(log)
+    assert not has_epochs()
 
 
 def test_a_range_of_orders_of_magnitude_has_an_axis_of_powers():
