@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sightline.parts import Scores
-from sightline.runs.score_names import of_class, shown
+from sightline.runs.score_names import COCO_MORE, of_class, shown
 from sightline.runs.screen import as_score
 
 CLASSES_SHOWN = 20
@@ -36,8 +36,8 @@ def _mistakes_of(row: dict[str, Any]) -> str:
 
 
 def of_checkpoints(rows: Sequence[dict[str, Any]]) -> str:
-    """Format step and scores of each checkpoint as a table."""
-    names = list(shown(rows[0]["values"])) if rows else []
+    """Format step and scores of each checkpoint as a table; of COCO's scores the first two."""
+    names = [name for name in shown(rows[0]["values"]) if name not in COCO_MORE] if rows else []
     lines = ["      step  " + "  ".join(f"{name:>6}" for name in names)]
     for row in rows:
         cells = (f"{_number(row['values'].get(name)):>{max(6, len(name))}}" for name in names)

@@ -32,3 +32,6 @@ def test_scores_of_checkpoints_stand_below_their_names():
     for line in lines:
         assert len(line) == len(head)
         assert line.endswith("0.5000             0.2500  1.0000")
+    boxes = {"ap": 0.25, "ap50": 0.5, "f1": 0.5, "ap75": 0.1, "aps": -1.0, "ar1": 0.1, "samples": 8.0}
+    assert score_text.of_checkpoints([{"step": 5, "values": boxes}]).split()[:4] == ["step", "ap", "ap50", "f1"]
+    assert "ap75" not in score_text.of_checkpoints([{"step": 5, "values": boxes}])
