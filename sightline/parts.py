@@ -33,8 +33,8 @@ MAX_CHANNELS, MAX_SIDE = 1024, 2**16
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
 Arrays = dict[str, "np.ndarray"]
 Layout = Mapping[str, tuple[tuple[int, ...], str]]  # key -> (shape, NumPy dtype) of one item
-Split = Literal["train", "val"]
-SPLITS: tuple[Split, ...] = ("train", "val")
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val")  # of a training; a test split is scored when asked for
 Drawing = dict[str, str]  # what a tile shows ("truth") -> base64 of a JPEG
 
 
@@ -183,6 +183,7 @@ class DataFacts:
     said: str = ""  # why these values, for `inspect` and the report: "8 + 2 images of 2 classes in pets"
     steps: Callable[[int], int] | None = None  # of an epoch, by batch, without a partial last one; None if unknown
     opened: Mapping[Any, Any] = field(default_factory=dict)  # what was read, for `open_splits`
+    has_test: bool = False  # there is a test split that neither trains nor validates
 
 
 NOTHING_OPENED = DataFacts()
@@ -210,6 +211,12 @@ class DataConfig(Part, ABC):
     def open_splits(self, seed: int, facts: DataFacts) -> dict[Split, Dataset]:
         """Open both splits; `facts` are what `look` returned, or DataFacts()."""
         return {split: self.open(split, seed) for split in SPLITS}
+
+    def open_test(self, seed: int) -> Dataset:
+        """Open the test split, which no training looks at. UsageError if the data have none."""
+        raise UsageError(
+            f"{type(self).__name__} opens no test split; give its data as --data.path DIR, without --split"
+        )
 
     def at_absolute_path(self) -> Self:
         """Return this config with `path` absolute if it is on disk: a run finds its data from any directory."""

@@ -172,7 +172,7 @@ def test_a_description_names_folders_that_lie_apart(sightline, pets: Path, tmp_p
         ("train: my pets\n", "kind is None, expected the name of a source"),
         ("kind: folder\n", "names no train and no val"),
         ("kind: folder\ntrain: 5\n", "train is 5, expected a folder"),
-        ("kind: folder\ntrain: my pets\nextra: 1\n", "unknown entries extra; expected kind, train, val, classes"),
+        ("kind: folder\ntrain: my pets\nextra: 1\n", "unknown entries extra; expected kind, train, val, test, classes"),
         ("kind: folder\ntrain: !!python/object/apply:os.system [exit]\n", "cannot be read as YAML"),
     ],
 )

@@ -106,6 +106,14 @@ class SegmentationData(SegmentationFields, DataConfig):
         """Hold out all volumes, unless a fold was typed."""
         return self if not {"fold", "folds"}.isdisjoint(typed) else replace(self, fold=0, folds=1)
 
+    def open_test(self, seed: int) -> Dataset:
+        """Refuse: the test volumes of these layouts have no labels."""
+        raise UsageError(
+            f"{self.path}: volumes have no test split, because imagesTs of the Decathlon and of nnU-Net has no "
+            "labels. `sightline predict RUN DIR/imagesTs` predicts it; labelled volumes of your own: "
+            "`sightline evaluate MASKS --labels DIR`, or prepare them and give that folder as --data.path"
+        )
+
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open any volumes or images, whole; the task's windows cover them."""
         from sightline.data.volumes.inputs import VolumeFiles

@@ -26,6 +26,7 @@ from sightline.data.sources.layouts import (
     Place,
     is_description,
     is_folder,
+    no_test_split,
     suffix_of,
     validating,
 )
@@ -81,12 +82,12 @@ def open_split(kind: str, layout: Layout, split: Split, annotations: Annotations
     place = layout.place(split)
     file = str(place.labels or place.images)
     held_out = None
-    if layout.is_drawn:
+    if layout.draws(split):
         names = annotations.names.all()
         is_val = drawn(names, options, file, split)
         held_out = index_files.Names.of([names[row] for row in np.flatnonzero(is_val)])
         annotations = annotations.of_images(np.flatnonzero(is_val == (split == "val")))
-    source = BoxImages(kind, place, chosen(annotations, split, file), options.skips_missing)
+    source = BoxImages(kind, place, chosen(annotations, split, file, kind), options.skips_missing)
     source.layout, source.held_out = layout, held_out
     return source
 
@@ -98,8 +99,11 @@ def drawn(names: list[bytes], options: SourceOptions, file: str, split: Split) -
     return validating(names, [0] * len(names), options, split)
 
 
-def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:
-    """Return what a split takes of its file: training leaves out boxes by rule and images without one."""
+def chosen(annotations: Annotations, split: Split, file: str, kind: str) -> Annotations:
+    """Return what a split takes of its file: training leaves out boxes by rule and images without one. A test split
+    without any box has no labels."""
+    if split == "test" and not annotations.counts.any():
+        raise no_test_split(kind, f"none of the {len(annotations)} images of {file} has a box")
     if split != "train":
         return annotations
     kept = annotations.for_training()

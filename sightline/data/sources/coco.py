@@ -6,11 +6,14 @@ Images are in the order of their ids.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions
-from sightline.data.sources.annotations import read_annotations
+from sightline.data.sources.annotations import Annotations, read_annotations
 from sightline.data.sources.box_images import BoxImages, open_split
 from sightline.data.sources.coco_places import Files
 from sightline.data.sources.coco_places import detect as detect
+from sightline.data.sources.layouts import Layout
 from sightline.errors import BadData
 from sightline.parts import Split
 
@@ -20,12 +23,42 @@ EXPECTED = "PATH/annotations/instances_{0}2017.json with PATH/{0}2017/*.jpg, or 
 def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxImages:
     """Read the annotations of a split and list its images."""
     files = Files.at(path)
-    if split not in files.jsons and (split == "train" or files.is_half_published):
+    if split == "test" and files.test_validates:
+        split = "val"
+    if split not in (*files.jsons, "test") and (split == "train" or files.is_half_published):
         raise BadData(f"{path} has no {split} split of COCO; expected {EXPECTED.format(split)}")
     needed = [each for each in files.jsons if each in (split, "train") or each not in files.folders]
     read = {each: read_annotations(files.jsons[each], files.index_root(each)) for each in needed}
-    annotations = read.get(split) or read["train"]
+    test = _read_test(files, options, is_wanted=split == "test")
+    annotations = (test if split == "test" else read.get(split)) or read["train"]
     if annotations is not read.get("train", annotations):
-        annotations.check_classes(read["train"], str(files.jsons[split]), str(files.jsons["train"]))
-    layout = files.layout({each: found.names for each, found in read.items()}, split)
+        annotations.check_classes(read["train"], str(files.file(split)), str(files.jsons["train"]))
+    layout = files.layout({each: found.names for each, found in read.items()}, "val" if split == "test" else split)
+    if files.test_validates:
+        layout = replace(layout, test=layout.val)
+    elif test is not None:
+        layout = _with_test(layout, files, test, is_wanted=split == "test")
     return open_split("coco", layout, split, annotations, options)
+
+
+def _read_test(files: Files, options: SourceOptions, is_wanted: bool) -> Annotations | None:
+    """Read the annotations of the test split. Unless it is wanted, None without one, or if they cannot be read."""
+    if not is_wanted and (files.test is None or files.test_validates):
+        return None
+    file = files.file("test")
+    try:
+        return options.once(("coco test", file), lambda: read_annotations(file, files.index_root("test")))
+    except BadData:
+        if is_wanted:
+            raise
+        return None
+
+
+def _with_test(layout: Layout, files: Files, test: Annotations, is_wanted: bool) -> Layout:
+    """Add the place of the test split; unless it is wanted, its images may be missing."""
+    try:
+        return replace(layout, test=files.test_place(test.names))
+    except BadData:
+        if is_wanted:
+            raise
+        return layout

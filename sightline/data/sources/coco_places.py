@@ -14,7 +14,17 @@ from pathlib import Path
 
 from sightline.data.sources.box_images import kind_described
 from sightline.data.sources.index_files import Names
-from sightline.data.sources.layouts import NAMES, SPLITS, Layout, Place, is_description, read_description, subfolders
+from sightline.data.sources.layouts import (
+    NAMES,
+    SPLITS,
+    TEST,
+    Layout,
+    Place,
+    is_description,
+    no_test_split,
+    read_description,
+    subfolders,
+)
 from sightline.errors import BadData, UsageError, first_of
 from sightline.parts import Split
 
@@ -23,6 +33,8 @@ _YEARS = ("2017", "")
 _JSON_FOLDERS = ("annotations", "annotation", "labels")
 _IMAGE_FOLDERS = ("images", "JPEGImages", "imgs", "img", "photos", "data")
 _LISTS = re.compile(rb'"(?:images|annotations|categories)"\s*:\s*\[')
+_ANNOTATION = re.compile(rb'"annotations"\s*:\s*\[\s*\{')
+_BLOCK, _OVERLAP = 2**22, 2**10
 _HEAD = 2**16  # bytes of a json file in which one of its lists begins
 _OTHER_TASKS = {"captions", "keypoints", "panoptic", "stuff", "info"}  # in the names of COCO's other files
 _MOST_JSONS = 100  # in one folder; more are files per image, of another format
@@ -57,8 +69,10 @@ class Files:
     """The json files of a dataset, and the folders of their images as far as they are known."""
 
     root: Path
-    jsons: Mapping[Split, Path]
+    jsons: Mapping[Split, Path]  # of train and val
     folders: dict[Split, Path] = field(default_factory=dict)
+    test: Path | None = None  # the json file of the test split, also if it validates
+    no_test: str = ""
 
     @classmethod
     def at(cls, path: str) -> Files:
@@ -77,16 +91,38 @@ class Files:
             jsons = _named(root) | jsons
         if not jsons:
             raise BadData(f"{path} holds no json file with images, annotations and categories, as COCO has them")
-        return cls(root, jsons, folders)
+        if pair := find(root, "test"):
+            folders["test"] = pair[1]
+        test, no_test = (pair[0], "") if pair else _test_json(root)
+        if test and test != jsons.get("val") and not _has_annotations(test):
+            return cls(root, jsons, folders, no_test=f"{test} has no annotations")
+        return cls(root, jsons, folders, test, no_test)
 
     @property
     def is_half_published(self) -> bool:
         """True for COCO's training set without its validation set."""
         return list(self.jsons) == ["train"] and self.jsons["train"].name == PUBLISHED.format("train")
 
+    def file(self, split: Split) -> Path:
+        """Return the json file of a split; NoTestSplit if that is missing."""
+        if split != "test":
+            return self.jsons[split]
+        if self.test is None:
+            raise no_test_split("coco", self.no_test)
+        return self.test
+
+    @property
+    def test_validates(self) -> bool:
+        """True if the json file of the test split is that of val, for want of another."""
+        return self.test is not None and self.test == self.jsons.get("val")
+
+    def test_place(self, names: Sequence[str] | Names) -> Place:
+        """Return where the test split lies; `names` are those of its images."""
+        return Place(self.folders.get("test") or self._image_folder("test", names), self.file("test"))
+
     def index_root(self, split: Split) -> Path:
         """Return the folder in which an index of the json file is kept."""
-        folder = self.jsons[split].parent
+        folder = self.file(split).parent
         return self.root if folder == self.root / "annotations" else folder
 
     def layout(self, names: Mapping[Split, Sequence[str] | Names], wanted: Split = "train") -> Layout:
@@ -101,7 +137,7 @@ class Files:
                     raise
         if self.is_half_published:  # no val split is drawn where one has been published
             found["val"] = Place(*reversed(places(self.root, "val")[0]))
-        return Layout("coco", found.get("train"), found.get("val"))
+        return Layout("coco", found.get("train"), found.get("val"), no_test=self.no_test)
 
     def _image_folder(self, split: Split, names: Sequence[str] | Names) -> Path:
         """Return the folder that has most of some names; BadData if none has any."""
@@ -110,20 +146,21 @@ class Files:
         folders = list(dict.fromkeys(self._candidates(split)))
         found = [sum(os.path.isfile(folder / name) for name in some) for folder in folders]
         if not any(found):
-            is_published = self.jsons[split].name == PUBLISHED.format(split)
+            is_published = self.file(split).name == PUBLISHED.format(split)
             raise BadData(
-                f"{self.jsons[split]} names {len(names)} images ({', '.join(some[:2])} ...), none of them in "
+                f"{self.file(split)} names {len(names)} images ({', '.join(some[:2])} ...), none of them in "
                 f"{first_of(folders)}; " + (f"unpack {split}2017.zip into {self.root}" if is_published else _DESCRIBE)
             )
         return folders[found.index(max(found))]
 
     def _candidates(self, split: Split) -> Iterator[Path]:
         """Yield folders that may hold the images, the best first: of equal ones the first is used."""
-        beside = self.jsons[split].parent
+        beside = self.file(split).parent
         if beside != self.root and beside.name.lower() not in _JSON_FOLDERS:
             yield from (beside, *(beside / name for name in _IMAGE_FOLDERS))
-        own = [name for name in subfolders(self.root) if split_of(name) == split]
-        in_images = [name for name in subfolders(self.root / "images") if split_of(name) == split]
+        is_own = is_of_test if split == "test" else lambda name: split_of(name) == split
+        own = [name for name in subfolders(self.root) if is_own(name)]
+        in_images = [name for name in subfolders(self.root / "images") if is_own(name)]
         if len(self.jsons) > 1:  # else the file is of all splits
             yield from (self.root / name for name in own)
             yield from (self.root / name / "images" for name in own)
@@ -140,16 +177,39 @@ def split_of(name: str) -> Split | None:
     return named[0] if len(named) == 1 else None
 
 
+def is_of_test(name: str) -> bool:
+    """Return whether a name names the test split and no other, e.g. instances_test2017."""
+    words = set(re.findall("[a-z]+", name.lower()))
+    return not words.isdisjoint(TEST) and words.isdisjoint((*NAMES["train"], *NAMES["val"][:-1]))
+
+
+def _test_json(root: Path) -> tuple[Path | None, str]:
+    """Return the json file of the test split, or why several are none."""
+    found: dict[bool, list[Path]] = {}
+    below = [root / name for name in subfolders(root) if name.lower() in _JSON_FOLDERS or is_of_test(name)]
+    for folder in [root, *below]:
+        for name in _json_names(folder):
+            if is_of_test(name) or (folder != root and is_of_test(folder.name) and split_of(name) is None):
+                found.setdefault("instances" not in name.lower(), []).append(folder / name)
+    first = found[min(found)] if found else []
+    if len(first) > 1:
+        listed = first_of([file.relative_to(root) for file in first])
+        return None, f"{root} has {len(first)} json files that could be its test split: {listed}; {_DESCRIBE}"
+    return (first[0] if first else None), ""
+
+
 def _described(path: str) -> Files:
     layout = read_description(path)
     jsons: dict[Split, Path] = {}
     folders: dict[Split, Path] = {}
-    for split in SPLITS:
+    splits: tuple[Split, ...] = (*SPLITS, "test")
+    for split in splits:
         if place := getattr(layout, split):
             if place.labels is None or not os.path.isfile(place.labels):
                 raise UsageError(f"{path}: labels of {split} is {place.labels}, expected a json file; {_DESCRIBE}")
             jsons[split], folders[split] = place.labels, place.images
-    return Files(Path(path).parent, jsons, folders)
+    test = jsons.pop("test", None)
+    return Files(Path(path).parent, jsons, folders, test)
 
 
 def _named(root: Path) -> dict[Split, Path]:
@@ -191,6 +251,20 @@ def _has_lists(file: Path) -> bool:
             return _LISTS.search(opened.read(_HEAD)) is not None
     except OSError:
         return False
+
+
+def _has_annotations(file: Path) -> bool:
+    """Return whether a json file lists an annotation: those of images that others are to label have none."""
+    try:
+        with file.open("rb") as opened:
+            before = b""
+            while block := opened.read(_BLOCK):
+                if _ANNOTATION.search(before + block):
+                    return True
+                before = block[-_OVERLAP:]
+    except OSError:  # said when it is read
+        return True
+    return False
 
 
 def _names(folder: Path) -> list[str]:

@@ -20,12 +20,14 @@ from sightline.data.formats.coco import MAX_CATEGORY, MAX_ID, MAX_SIDE, MIN_ID
 from sightline.data.sources import DEFAULT_OPTIONS, BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations, assembled, read_annotations
 from sightline.data.sources.box_images import chosen
+from sightline.data.sources.layouts import no_test_split
 from sightline.data.sources.shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 _SHARD = re.compile(r"(?P<split>train|val)-(?P<number>\d{5})-of-(?P<count>\d{5})\.tfrecord")
+_TEST_SHARD = re.compile(_SHARD.pattern.replace("train|val", "test"))
 _ANNOTATIONS = ("annotations", "raw-data/annotations")
 _SOURCE_ID, _FILENAME, _ENCODED = "image/source_id", "image/filename", "image/encoded"
 _SIDES = ("image/height", "image/width")
@@ -57,7 +59,7 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
                 f"({len(missing)} such images); the annotations must be those the records were made from"
             )
         absent = np.setdiff1d(whole.image_ids, scanned.image_ids)
-        if split == "val" and len(absent):
+        if split != "train" and len(absent):
             raise BadData(
                 f"{shards[0].name} and the other shards lack {len(absent)} of the {len(whole)} images of {file}, "
                 f"the first one {absent[0]}; every image is evaluated: make the records again"
@@ -66,7 +68,7 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
     else:
         annotations = scanned
     annotations = _with_classes(annotations, root)
-    kept = chosen(annotations, split, str(file or shards[0].path))
+    kept = chosen(annotations, split, str(file or shards[0].path), "coco_tfrecord")
     rows = np.searchsorted(annotations.image_ids, kept.image_ids)
     return CocoTFRecordSource(shards, kept, {name: column[rows] for name, column in places.items()})
 
@@ -151,12 +153,15 @@ def _with_classes(annotations: Annotations, root: Path) -> Annotations:
 
 def shard_names(root: Path, split: Split) -> list[re.Match[str]]:
     """Return the names of the shards of a split, in order; `number` and `count` are groups of each."""
-    matches = [match for name in list_folder(root) if (match := _SHARD.fullmatch(name))]
+    shard = _TEST_SHARD if split == "test" else _SHARD
+    matches = [match for name in list_folder(root) if (match := shard.fullmatch(name))]
     return [match for match in matches if match["split"] == split]
 
 
 def _find_shards(root: Path, split: Split) -> list[Shard]:
     found = shard_names(root, split)
+    if not found and split == "test":
+        raise no_test_split("coco_tfrecord")
     if not found:
         raise BadData(f"{root} has no {split} split; expected PATH/{split}-00000-of-00032.tfrecord and others")
     count = int(found[0]["count"])

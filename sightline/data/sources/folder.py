@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,14 +65,23 @@ def find(path: str) -> Layout | None:
 
 def _below_splits(root: Path) -> Layout | None:
     """Return the splits below folders called train and val, or another of `layouts.NAMES`."""
-    return _usable(layouts.split_folders(root))
+    named = layouts.split_folders(root)
+    test = layouts.test_folder(root)
+    return _usable({**named, "test": test} if test else named)
 
 
 def _usable(named: Mapping[Split, Path]) -> Layout | None:
-    splits = {split: Place(at) for split, at in named.items() if _may_be_classes(at)}
+    splits = {split: Place(at) for split, at in named.items() if split != "test" and _may_be_classes(at)}
     if "val" in named and "val" not in splits and layouts.split_in(named["val"].name)[0] != "test" and splits:
         splits["val"] = Place(named["val"])  # listing it says what is missing; an unsorted test set is of no use here
-    return Layout("folder", splits.get("train"), splits.get("val")) if splits else None
+    if not splits:
+        return None
+    test, no_test = None, ""
+    if "test" in named and _may_be_classes(named["test"]):
+        test = Place(named["test"])
+    elif "test" in named:
+        no_test = f"{named['test']} has no class folders, so its images have no labels"
+    return Layout("folder", splits.get("train"), splits.get("val"), test=test, no_test=no_test)
 
 
 def _named_splits(root: Path) -> dict[Split, Path] | None:
@@ -81,7 +90,7 @@ def _named_splits(root: Path) -> dict[Split, Path] | None:
     are called like splits and cannot be used as such."""
     spoken = {name: layouts.split_in(name) for name in layouts.subfolders(root)}
     if len({split for split, _ in spoken.values() if split}) < 2:
-        return {}  # without a look into a thousand class folders
+        return None if _test_beside_classes(root, spoken) else {}  # without a look into a thousand class folders
     alike: dict[str, dict[str, Path]] = {}
     others = False
     for name, (split, rest) in spoken.items():
@@ -98,7 +107,14 @@ def _named_splits(root: Path) -> dict[Split, Path] | None:
         return {}
     if len(alike) > 1 or not pairs or not _may_be_classes(pairs[0]["train"]):
         return None
-    return {"train": pairs[0]["train"], "val": pairs[0].get("val") or pairs[0]["test"]}
+    named: dict[Split, Path] = {"train": pairs[0]["train"], "val": pairs[0].get("val") or pairs[0]["test"]}
+    return {**named, "test": pairs[0]["test"]} if "test" in pairs[0] else named
+
+
+def _test_beside_classes(root: Path, names: Iterable[str]) -> bool:
+    """Return whether a folder called test holds images and lies beside folders that do: it is no class of theirs."""
+    tests = [name for name in names if name.lower() in layouts.TEST and _holds_image(root / name, depth=1)]
+    return bool(tests) and any(_holds_image(root / name) for name in names if name not in tests)
 
 
 def _may_be_classes(folder: Path) -> bool:
@@ -182,7 +198,7 @@ def split_of(
     """Return the source of a split: all that is listed, or a part of it if the split is drawn."""
     names, labels, sizes = listing[:3]
     held_out = None
-    if layout.is_drawn:
+    if layout.draws(split):
         validates = layouts.validating(names, labels, options, split)
         held_out = index_files.Names.of([name for name, out in zip(names, validates, strict=True) if out])
         chosen = np.flatnonzero(validates == (split == "val")).tolist()

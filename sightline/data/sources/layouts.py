@@ -32,6 +32,7 @@ SPLIT = "split.json"
 ALL = "all"  # instead of a split file: every sample validates
 SPLITS: tuple[Split, ...] = ("train", "val")
 NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # of folders, by preference
+TEST = ("test", "testing")  # names of a test split
 IMAGES = DataConfig.file_suffixes
 _SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training", "trainset", "trainval"), "train"),
@@ -39,7 +40,17 @@ _SPLIT_OF_WORD = {
     **dict.fromkeys(("test", "testing", "testset"), "test"),
 }
 _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+")  # of a folder's name: train and Images of trainImages_2017
-_KEYS = ("kind", "train", "val", "classes")
+_KEYS = ("kind", "train", "val", "test", "classes")
+_TEST_PLACES = {
+    "folder": "a folder test or testing beside train, with class folders in it",
+    "table": "test.csv with the columns of train.csv, or rows whose column split is test",
+    "tar": "test/*.tar or test-000000.tar",
+    "tfrecord": "test/test-00000-of-00008",
+    "coco": "a json file with test in its name or in that of its folder, e.g. annotations/instances_test2017.json",
+    "yolo": "an entry test in data.yaml, or test/images with test/labels",
+    "voc": "ImageSets/Main/test.txt, or a folder test with xml files",
+    "coco_tfrecord": "test-00000-of-00008.tfrecord",
+}
 _SHOWN = 5
 _MAX_SPLIT_BYTES = 2**30
 _UNWRITABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # JSON can spell these; no file can be called so
@@ -53,6 +64,21 @@ class Place:
     labels: Path | None = None  # the file or folder of the labels; None: images lie in class folders
 
 
+class NoTestSplit(UsageError):
+    """The data have no test split, or none with labels."""
+
+
+def no_test_split(kind: str, why: str = "") -> NoTestSplit:
+    """Return the error of data of this kind without a test split: what was looked for, or why it is not one."""
+    if kind not in _TEST_PLACES:
+        return NoTestSplit("data that are drawn have no test split; leave out --split")
+    looked = why or f"looked for {_TEST_PLACES[kind]}, or `test:` in a description"
+    return NoTestSplit(
+        f"the data have no test split ({looked}); to score other data whole, give their folder as --data.path, without "
+        "--split"
+    )
+
+
 @dataclass(frozen=True)
 class Layout:
     """The splits of a dataset. Without `val`, a part of `train` validates; without `train`, only evaluation works."""
@@ -61,9 +87,16 @@ class Layout:
     train: Place | None
     val: Place | None
     classes: tuple[str, ...] = ()  # where the files only number them
+    test: Place | None = None  # that of `val` if the test split validates
+    no_test: str = ""  # why what is called test is not a split
 
     def place(self, split: Split) -> Place:
-        """Return the place of a split: that of train if a part of it validates. Raises BadData if there is none."""
+        """Return the place of a split: that of train if a part of it validates. Raises BadData if there is none,
+        NoTestSplit if that is missing."""
+        if split == "test":
+            if self.test is None:
+                raise no_test_split(self.kind, self.no_test)
+            return self.test
         place = self.train if split == "train" else self.val or self.train
         if place is None:
             raise BadData(f"{self.val.images if self.val else self.kind} is a val split without a train split")
@@ -74,11 +107,20 @@ class Layout:
         """True if the validation samples are chosen among those of `train`."""
         return self.val is None
 
+    def draws(self, split: Split) -> bool:
+        """Return whether a split is a drawn part of `train`."""
+        return self.is_drawn and split != "test"
+
+    @property
+    def own_test(self) -> Place | None:
+        """The test split, unless it validates."""
+        return None if self.test == self.val != self.train else self.test
+
     def as_values(self) -> dict[str, Any]:
         """Return what a description holds, with absolute paths."""
         values: dict[str, Any] = {"kind": self.kind}
-        for split in SPLITS:
-            if place := getattr(self, split):
+        for split, place in (("train", self.train), ("val", self.val), ("test", self.own_test)):
+            if place:
                 paths = {"images": place.images, "labels": place.labels}
                 values[split] = {name: os.path.abspath(path) for name, path in paths.items() if path}
         return values | ({"classes": list(self.classes)} if self.classes else {})
@@ -106,10 +148,11 @@ def read_description(path: str) -> Layout:
         raise UsageError(f"{path}: kind is {short(kind)}, expected the name of a source, {example}")
     if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):
         raise UsageError(f"{path}: classes is {short(classes)}, expected a list of names")
-    places = {split: _read_place(path, split, values[split]) for split in SPLITS if split in values}
-    if not places:
+    splits: tuple[Split, ...] = (*SPLITS, "test")
+    places = {split: _read_place(path, split, values[split]) for split in splits if split in values}
+    if not places.keys() & {*SPLITS}:
         raise UsageError(f"{path} names no train and no val, {example}")
-    return Layout(kind, places.get("train"), places.get("val"), tuple(classes))
+    return Layout(kind, places.get("train"), places.get("val"), tuple(classes), places.get("test"))
 
 
 def _read_place(file: str, split: Split, values: Any) -> Place:
@@ -136,6 +179,12 @@ def split_folders(root: Path) -> dict[Split, Path]:
         if name := next((name for name in NAMES[split] if name in folders), ""):
             found[split] = folders[name]
     return found
+
+
+def test_folder(root: Path) -> Path | None:
+    """Return the folder below `root` that is called like a test split, also if it validates."""
+    folders = {name.lower(): root / name for name in sorted(subfolders(root))}
+    return next((folders[name] for name in TEST if name in folders), None)
 
 
 def split_in(name: str) -> tuple[str, str]:

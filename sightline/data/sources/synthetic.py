@@ -16,6 +16,7 @@ from sightline.data.sources import (
     SourceOptions,
     VolumeSource,
 )
+from sightline.data.sources.layouts import no_test_split
 from sightline.errors import UsageError
 from sightline.parts import DataSpec, Split
 
@@ -149,12 +150,19 @@ class SyntheticVolumes(VolumeSource):
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> SyntheticSource:
     """Read the sizes out of the path."""
+    _refuse_test(split)
     return SyntheticSource(**_sizes(path), split=split)
 
 
 def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> SyntheticBoxes:
     """Do the same for images with boxes."""
+    _refuse_test(split)
     return SyntheticBoxes(**_sizes(path), split=split)
+
+
+def _refuse_test(split: Split) -> None:
+    if split == "test":
+        raise no_test_split("synthetic")
 
 
 def open_volumes(path: str, split: Split, spec: DataSpec, fold: int = 0, folds: int = 5) -> SyntheticVolumes:

@@ -52,9 +52,12 @@ def _find(path: str) -> Layout | None:
     train, val = (
         next((named[name] for name in layouts.NAMES[split] if name in named), None) for split in layouts.SPLITS
     )
-    if train and val and val is named.get("test") and _first_line(train) != _first_line(val):
-        val = None  # images to predict, without labels
-    return Layout("table", train, val) if train or val else None
+    test, no_test = next((named[name] for name in layouts.TEST if name in named), None), ""
+    if train and test and _first_line(train) != _first_line(test):
+        val = None if val is test else val  # images to predict, without labels
+        no_test = f"{test.labels} has not the columns of {train.labels}"
+        test = None
+    return Layout("table", train, val, test=test, no_test=no_test) if train or val else None
 
 
 def _first_line(place: Place) -> bytes:
@@ -103,13 +106,23 @@ class TableSource(Source):
 
 
 class _Tables(NamedTuple):
-    """What the tables of both splits say."""
+    """What the tables of all splits say."""
 
     layout: Layout
-    parts: list[_Part]
+    parts: list[_Part]  # of train and val
+    test: _Part | None
     classes: tuple[str, ...]
+    numbers: dict[str, int]  # of the labels
     is_multi_label: bool
-    files: dict[str, list[Listed]]  # by split
+    files: dict[str, list[Listed]]  # by split: train and val
+
+    def of_test(self) -> list[Listed]:
+        """Return the images of the test split; NoTestSplit if there is none."""
+        place = self.layout.place("test")
+        if self.test is None and place == self.layout.val:
+            return self.files["val"]
+        test = self.test or _part("test", place, searches=False, folders={})  # raises what it raised before
+        return test.files("test", self.numbers, self.is_multi_label, {})
 
 
 class Listed(NamedTuple):
@@ -122,20 +135,25 @@ class Listed(NamedTuple):
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TableSource:
     """Read the tables of both splits. Classes are those of train, so both number them alike."""
-    layout, parts, classes, is_multi_label, files = options.once(("table", path), lambda: _read(path))
+    tables = options.once(("table", path), lambda: _read(path))
+    layout, parts, classes, is_multi_label = tables.layout, tables.parts, tables.classes, tables.is_multi_label
     root = layout.place(split).images
-    chosen = files["train"] if split == "train" or layout.is_drawn else files["val"]
+    if split == "test":
+        chosen = tables.of_test()
+    else:
+        chosen = tables.files["train" if layout.is_drawn else split]
     held_out = None
-    if layout.is_drawn:
+    if layout.draws(split):
         groups = [0 if is_multi_label else file.labels[0] for file in chosen]
         validates = layouts.validating([file.name for file in chosen], groups, options, split)
         held_out = Names.of([chosen[i].name for i in np.flatnonzero(validates)])
         chosen = [chosen[i] for i in np.flatnonzero(validates == (split == "val"))]
     source = TableSource(root, classes, chosen, is_multi_label)
     source.layout, source.held_out = layout, held_out
-    if split == "train" or layout.train is None:  # of both splits, said once
-        tables = {part.table.path for part in parts}
-        source.ignored = sum((images.unlisted(tables) for images in {part.images for part in parts}), Counter[str]())
+    if split == "train" or layout.train is None:  # of all splits, said once
+        every = [*parts, tables.test] if tables.test else parts
+        paths = {part.table.path for part in every}
+        source.ignored = sum((images.unlisted(paths) for images in {part.images for part in every}), Counter[str]())
     return source
 
 
@@ -145,14 +163,22 @@ def _read(path: str) -> _Tables:
     if layout is None:
         raise BadData(f"{path} holds no table, found there: {layouts.contents(Path(path))}; expected {EXPECTED}")
     searches = not layouts.is_description(path)
-    parts = _parts(layout, searches)
+    folders: dict[Path, _Images] = {}
+    parts = _parts(layout, searches, folders)
+    test = _test_part(layout, parts, searches, folders)
     is_multi_label = any(part.table.is_multi_label for part in parts)
     classes = layout.classes or _classes(parts)
     numbers = {name: label for label, name in enumerate(classes)}
     if layout.classes:  # tables of data with such a list may number their classes
         numbers = {str(label): label for label in range(len(classes))} | numbers
     place = {rows: next((part.place for part in parts if part.has(rows)), None) for rows in _ROWS}
-    layout = dataclasses.replace(layout, train=place["train"], val=place["val"] or place["test"])
+    validates = layout.test is not None and layout.test == layout.val
+    layout = dataclasses.replace(
+        layout,
+        train=place["train"],
+        val=place["val"] or place["test"],
+        test=test.place if test else place["val"] if validates else layout.test,
+    )
     lines: dict[str, tuple[Path, int]] = {}
     files = {
         split: [file for part in parts for file in part.files(rows, numbers, is_multi_label, lines)]
@@ -160,28 +186,48 @@ def _read(path: str) -> _Tables:
     }
     if all(file.size is None for some in files.values() for file in some):
         raise _none_there(parts, searches)
-    return _Tables(layout, parts, classes, is_multi_label, files)
+    return _Tables(layout, parts, test, classes, numbers, is_multi_label, files)
 
 
-def _parts(layout: Layout, searches: bool) -> list[_Part]:
-    """Read every table once; where no description says it, find out where its images are."""
+def _parts(layout: Layout, searches: bool, folders: dict[Path, _Images]) -> list[_Part]:
+    """Read every table of train and val once."""
     parts: dict[Path, _Part] = {}
-    folders: dict[Path, _Images] = {}
     for split in layouts.SPLITS:
         place = layout.train if split == "train" else layout.val
         if place is None or place.labels in parts:
             continue
-        if place.labels is None:
-            raise BadData(f"{split} of a table needs labels: write `{split}: {{images: FOLDER, labels: FILE.csv}}`")
-        table = read_table(place.labels)
-        root = _root_of(table) if searches else place.images
-        parts[place.labels] = _Part(split, table, folders.setdefault(root, _Images(root)))
+        part = _part(split, place, searches, folders)
+        parts[part.table.path] = part
     found = list(parts.values())
     for part in found[1:] and found:
         if any(row.split for row in part.table.rows):
             row = part.table.rows[0]
             raise part.table.fail(row, "has a split, and there is a table for each split; remove the column or a table")
     return found
+
+
+def _part(split: Split, place: Place, searches: bool, folders: dict[Path, _Images]) -> _Part:
+    """Read a table; where no description says it, find out where its images are."""
+    if place.labels is None:
+        raise BadData(f"{split} of a table needs labels: write `{split}: {{images: FOLDER, labels: FILE.csv}}`")
+    table = read_table(place.labels)
+    root = _root_of(table) if searches else place.images
+    return _Part(split, table, folders.setdefault(root, _Images(root)))
+
+
+def _test_part(layout: Layout, parts: Sequence[_Part], searches: bool, folders: dict[Path, _Images]) -> _Part | None:
+    """Return the table of the test split, which may be one of the others, and note which images it lists. None without
+    one, or if it cannot be read: no training needs it."""
+    test = next((part for part in parts if part.has("test")), None)
+    if test is None and layout.test and layout.test.labels not in {part.table.path for part in parts}:
+        try:
+            test = _part("test", layout.test, searches, folders)
+        except BadData:
+            return None
+    for row in test.table.rows if test else ():
+        if test and (row.split or test.split) == "test":
+            test.images.named(row.file)
+    return test
 
 
 def _none_there(parts: Sequence[_Part], searches: bool) -> BadData:

@@ -21,6 +21,7 @@ import numpy as np
 
 from sightline.data.decode import MAX_BYTES
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
+from sightline.data.sources.layouts import no_test_split
 from sightline.data.sources.shards import (
     COLUMNS,
     INDEX_FILES,
@@ -45,6 +46,7 @@ CLASSES_FILE = "classes.txt"
 MAX_LABEL_BYTES = 2**16  # of one KEY.cls or KEY.json
 MAX_CLASSES_BYTES = 2**22  # of classes.txt; 100,000 names of 40 bytes
 
+_TEST = re.compile(r"(?:.+[-_])?test(?:[-_]\d+)?\..+")
 _FILE = re.compile(r"(?:.+[-_])?(?P<split>train|val|validation)(?:[-_]\d+)?(?P<suffix>\..+)")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
@@ -108,7 +110,7 @@ class TarSource(ShardSource):
 
 def _shard_files(root: Path, split: str) -> list[Path]:
     """Return the split's files: those of its folder, or those of PATH that are named after it."""
-    names = ("train",) if split == "train" else ("val", "validation")
+    names = {"train": ("train",), "test": ("test",)}.get(split, ("val", "validation"))
     for folder in (*(root / name for name in names), root):
         found = [folder / name for name in list_folder(folder) if _is_shard(name, folder != root, names)]
         if found:
@@ -120,11 +122,15 @@ def _is_shard(name: str, is_in_folder: bool, splits: tuple[str, ...]) -> bool:
     if name.startswith(".") or not name.endswith((".tar", *_COMPRESSED)):
         return False
     match = _FILE.fullmatch(name)
-    return is_in_folder or (match is not None and match["split"] in splits)
+    if match is None:
+        return is_in_folder or (splits == ("test",) and _TEST.fullmatch(name) is not None)
+    return is_in_folder or match["split"] in splits
 
 
 def _find_shards(root: Path, split: Split) -> list[Shard]:
     files = _shard_files(root, split)
+    if not files and split == "test":
+        raise no_test_split("tar")
     if not files:
         raise BadData(f"{root} has no tar files of the {split} split; expected {root}/{split}/*.tar or {split}-0.tar")
     for file in files:

@@ -38,6 +38,7 @@ SPLITS = {
     "train": ("img_train", "train", "imagenet_train_subset"),
     "val": ("img_val", "validation", "imagenet_val_subset"),
 }
+_TEST = ("img_test", "test", "imagenet_test_subset")
 LABEL, SYNSET, FILENAME, ENCODED = "image/class/label", "image/class/synset", "image/filename", "image/encoded"
 EXPECTED = "PATH/train/train-00000-of-01024 and PATH/validation/validation-00000-of-00128"
 
@@ -111,7 +112,7 @@ class TFRecordSource(ShardSource):
 
 def _shard_files(root: Path, split: str) -> list[tuple[int, int, Path]]:
     """Return (number, count, file) of all shards of a split, under the first of its names that is there."""
-    for prefix in SPLITS[split]:
+    for prefix in SPLITS.get(split, _TEST):
         for folder in (root / prefix, root):
             matches = [match for name in list_folder(folder) if (match := _SHARD.fullmatch(name))]
             found = [(int(m["number"]), int(m["count"]), folder / m[0]) for m in matches if m["prefix"] == prefix]
@@ -122,6 +123,8 @@ def _shard_files(root: Path, split: str) -> list[tuple[int, int, Path]]:
 
 def _find_shards(root: Path, split: Split) -> list[Shard]:
     found = _shard_files(root, split)
+    if not found and split == "test":
+        raise layouts.no_test_split("tfrecord")
     if not found:
         raise BadData(
             f"{root} has no TFRecord files of the {split} split, found there: {layouts.contents(root)}; expected "

@@ -24,12 +24,14 @@ from sightline.data.sources.layouts import (
     IMAGES,
     NAMES,
     SPLITS,
+    TEST,
     Layout,
     Place,
     is_folder,
     read_description,
     split_folders,
     subfolders,
+    test_folder,
 )
 from sightline.errors import BadData, first_of
 from sightline.parts import Split
@@ -40,6 +42,7 @@ _LISTS = Path("ImageSets", "Main")
 _YEAR = re.compile(r"VOC\d+")
 _LOOKED_AT = 1000  # entries of a folder in which one ends in .xml
 _MAX_LIST_BYTES = 2**28
+_MAX_FIRST_BYTES = 2**16
 
 
 def detect(path: str) -> bool:
@@ -50,8 +53,9 @@ def detect(path: str) -> bool:
 def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxImages:
     """Read the xml files of both splits, because they count pixels and classes alike, and list the images of one."""
     layout = layout_at(path)
+    test = layout.place("test") if split == "test" else None
     read = {each: _read(place) for each in SPLITS if (place := getattr(layout, each))}
-    here = read.get("train" if layout.is_drawn else split)
+    here = _read(test) if test else read.get("train" if layout.is_drawn else split)
     if here is None:
         raise BadData(f"{path} has no {split} split of xml files; docs/data.md shows the layouts")
     classes = read.get("train", here).classes
@@ -66,8 +70,8 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
 
 
 def counted_alike(read: Mapping[Split, Instances]) -> dict[Split, Instances]:
-    """Return the splits of a dataset with pixels and classes counted alike."""
-    shift = _shift([found.boxes for found in read.values()])
+    """Return the splits of a dataset with pixels and classes counted alike: pixels as train and val count them."""
+    shift = _shift([found.boxes for split, found in read.items() if split != "test"])
     classes = sorted({name for found in read.values() for name in found.categories.values()})
     counted = {}
     for split, found in read.items():
@@ -93,10 +97,11 @@ def layout_at(path: str) -> Layout:
     """Return where the splits lie; BadData if there are none."""
     if kind_described(path):
         layout = read_description(path)
-        train, val = (
-            place and Place(place.images, place.labels or place.images) for place in (layout.train, layout.val)
+        train, val, test = (
+            place and Place(place.images, place.labels or place.images)
+            for place in (layout.train, layout.val, layout.test)
         )
-        return replace(layout, train=train, val=val)
+        return replace(layout, train=train, val=val, test=test)
     layout_found = _find(Path(path))
     if layout_found is None:
         raise BadData(
@@ -114,12 +119,42 @@ def _find(path: Path) -> Layout | None:
         lists = _split_lists(root / _LISTS)
         if lists and place.labels == root / "Annotations":
             listed = {split: Place(place.images, file) for split, file in lists.items()}
-            return Layout("voc", listed.get("train"), listed.get("val"))
+            return _with_test_list(Layout("voc", listed.get("train"), listed.get("val")), place, root / _LISTS)
         folders = split_folders(place.labels or root)
         inner = {split: Place(_same(place.images, f), f) for split, f in folders.items() if _has_xml(f)}
-        return Layout("voc", inner.get("train"), inner.get("val")) if "train" in inner else Layout("voc", place, None)
+        if "train" not in inner:
+            return Layout("voc", place, None)
+        folder = test_folder(place.labels or root)
+        test = Place(_same(place.images, folder), folder) if folder and _has_xml(folder) else None
+        return Layout("voc", inner.get("train"), inner.get("val"), test=test)
     places = {split: found for split, folder in split_folders(path).items() if (found := _place(folder))}
-    return Layout("voc", places.get("train"), places.get("val")) if places else None
+    folder = test_folder(path)
+    return (
+        Layout("voc", places.get("train"), places.get("val"), test=_place(folder) if folder else None)
+        if places
+        else None
+    )
+
+
+def _with_test_list(layout: Layout, place: Place, lists: Path) -> Layout:
+    """Add the split of a list called test, if any of its images has an annotation: those of a contest have none."""
+    file = next((lists / f"{name}.txt" for name in TEST if os.path.isfile(lists / f"{name}.txt")), None)
+    if file is None or place.labels is None:
+        return layout
+    test = Place(place.images, file)
+    if test != layout.val and not any((place.labels / f"{name}.xml").is_file() for name in _first_names(file)):
+        return replace(layout, no_test=f"none of the images that {file} names has an annotation")
+    return replace(layout, test=test)
+
+
+def _first_names(file: Path) -> list[str]:
+    """Return the names in the first lines of a list; none if it cannot be read, which reading all of it reports."""
+    try:
+        with file.open("rb") as opened:
+            lines = opened.read(_MAX_FIRST_BYTES).decode("utf-8-sig", "surrogateescape").splitlines()
+    except OSError:
+        return []
+    return [name for line in lines if line.strip() for name in dict.fromkeys((line.strip(), line.split()[0]))]
 
 
 def _same(images: Path, folder: Path) -> Path:

@@ -37,6 +37,8 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
         read |= {each: _read(layout, each) for each in places if each not in read}
         largest = max(int(found.categories.max(initial=-1)) for found in read.values())
         layout = replace(layout, classes=tuple(map(str, range(largest + 1))))
+    if (largest := int(read[place].categories.max(initial=-1))) >= len(layout.classes):
+        raise BadData(f"{place.labels} has class {largest}, train and val have classes 0 to {len(layout.classes) - 1}")
     annotations = read[place].of_classes(dict(enumerate(layout.classes)))
     return open_split("yolo", layout, split, annotations, options)
 
@@ -92,7 +94,8 @@ class Pairs:
                 used[label] = name
                 left.discard(label)
             pairs.append(Pair(name, place.images / name, folder / label if has_label else None))
-        is_shared = bool(layout.train and layout.val and layout.train.labels == layout.val.labels)
+        shared = [each.labels for each in (layout.train, layout.val, layout.own_test) if each]
+        is_shared = shared.count(place.labels) > 1
         if folder != place.images and not is_shared:  # beside images lie texts of all sorts
             pairs += [Pair(label, None, folder / label) for label in left]
         if not used:

@@ -6,8 +6,9 @@ Labels lie where images do, with `labels` instead of the last folder called `ima
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from sightline.data.sources.layouts import (
     IMAGES,
     NAMES,
     SPLITS,
+    TEST,
     Layout,
     Place,
     is_description,
     read_description,
     split_folders,
     subfolders,
+    test_folder,
 )
 from sightline.errors import BadData, UsageError, first_of
 from sightline.files.plain_yaml import read_yaml
@@ -49,12 +52,24 @@ def layout_at(path: str) -> Layout:
     if kind_described(path):
         layout = read_description(path)
         train, val = (place and _with_labels(place) for place in (layout.train, layout.val))
-        return replace(layout, train=train, val=val)
+        if layout.test is None:
+            return replace(layout, train=train, val=val)
+        test, no_test = _test_of(lambda: _with_labels(layout.test or Place(root)))
+        return replace(layout, train=train, val=val, test=test, no_test=no_test)
     if file := root if is_description(path) else _find_yaml(root):
         return _from_yaml(file)
     if layout_found := _pairs(root):
         return layout_found
     raise BadData(f"{path} has no data.yaml of YOLO and no images/ with labels/*.txt beside it; docs/data.md")
+
+
+def _test_of(find: Callable[[], Place]) -> tuple[Place | None, str]:
+    """Return the place of a test split, or why it is none: no training needs it, and many files name one that is not
+    there."""
+    try:
+        return find(), ""
+    except BadData as error:
+        return None, str(error)
 
 
 def label_of(image: Path) -> Path:
@@ -87,8 +102,8 @@ def _with_labels(place: Place) -> Place:
     raise BadData(f"{place.images} has no labels; expected {wanted}, one line `class cx cy w h` per object")
 
 
-def _has_labels(folder: Path) -> bool:
-    return any(os.path.basename(name) != CLASSES for name in list_files(folder, (".txt",)).files)
+def _has_labels(folder: Path | None) -> bool:
+    return folder is not None and any(os.path.basename(name) != CLASSES for name in list_files(folder, (".txt",)).files)
 
 
 def _find_yaml(root: Path) -> Path | None:
@@ -121,13 +136,17 @@ def _from_yaml(file: Path) -> Layout:
     if not _is_data(values):
         raise UsageError(f"{file} is not YOLO's data.yaml: expected train, val and names; docs/data.md")
     places = {}
-    for split in SPLITS:
-        key = next((name for name in NAMES[split] if values.get(name)), "")
+    keys = {split: next((name for name in NAMES[split] if values.get(name)), "") for split in SPLITS}
+    for split, key in keys.items():
         if key:
             places[split] = _place(file, key, values[key], values.get("path"))
     if "train" not in places:
         raise BadData(f"{file}: train is empty, expected the folder of the training images")
-    return Layout("yolo", places["train"], places.get("val"), _class_names(file, values))
+    test, no_test = None, ""
+    if key := next((name for name in TEST if values.get(name)), ""):
+        find = partial(_place, file, key, values[key], values.get("path"))
+        test, no_test = (places["val"], "") if keys["val"] == key else _test_of(find)
+    return Layout("yolo", places["train"], places.get("val"), _class_names(file, values), test, no_test)
 
 
 def _place(file: Path, key: str, text: Any, base: Any) -> Place:
@@ -179,19 +198,28 @@ def _class_names(file: Path, values: dict[Any, Any]) -> tuple[str, ...]:
 
 def _pairs(root: Path) -> Layout | None:
     """Return the layout of images/ and labels/ in a folder, or in its folders train/ and valid/."""
+    test: Place | None = None
     if os.path.isdir(root / "images") and os.path.isdir(root / "labels"):
         splits = split_folders(root / "images")
         if "train" in splits:
             places = {split: Place(path, root / "labels" / path.name) for split, path in splits.items()}
+            if path := test_folder(root / "images"):
+                test = Place(path, root / "labels" / path.name)
         else:
             places = {"train": Place(root / "images", root / "labels")}
     else:
         whole = {s: f for s, f in split_folders(root).items() if {"images", "labels"} <= set(subfolders(f))}
         places = {split: Place(folder / "images", folder / "labels") for split, folder in whole.items()}
+        if (folder := test_folder(root)) and {"images", "labels"} <= set(subfolders(folder)):
+            test = Place(folder / "images", folder / "labels")
     labels = places["train"].labels if "train" in places else None
     if labels is None or not os.path.isdir(labels) or not _has_labels(labels):
         return _beside(root)
-    return Layout("yolo", places["train"], places.get("val"), _listed_classes(root))
+    no_test = ""
+    if test and test != places.get("val") and not (os.path.isdir(test.labels or "") and _has_labels(test.labels)):
+        no_test = f"{test.labels} has no labels of the images in {test.images}"
+        test = None
+    return Layout("yolo", places["train"], places.get("val"), _listed_classes(root), test, no_test)
 
 
 def _beside(root: Path) -> Layout | None:
@@ -200,7 +228,11 @@ def _beside(root: Path) -> Layout | None:
         return None
     folders = split_folders(root) or {"train": root}
     places = {split: Place(folder, folder) for split, folder in folders.items() if _has_pair(folder)}
-    return Layout("yolo", places["train"], places.get("val"), classes) if "train" in places else None
+    if "train" not in places:
+        return None
+    folder = test_folder(root)
+    test = Place(folder, folder) if folder and _has_pair(folder) else None
+    return Layout("yolo", places["train"], places.get("val"), classes, test)
 
 
 def _has_pair(folder: Path) -> bool:

@@ -99,7 +99,8 @@ def test_a_table_for_each_split(data: Path, name: str):
     write(data / f"{name}.csv", [("8.jpg", "ant"), ("7.jpg", "cat")])
     found = both(data)
     assert listed(found["val"]) == [("8.jpg", "ant"), ("7.jpg", "cat")] and len(found["train"]) == 7
-    assert found["val"].layout == Layout("table", *(Place(data, data / f"{each}.csv") for each in ("train", name)))
+    train, val = (Place(data, data / f"{each}.csv") for each in ("train", name))
+    assert found["val"].layout == Layout("table", train, val, test=val if name == "test" else None)
     assert found["val"].held_out is None and dict(found["train"].ignored) == {".jpg": 1} and not found["val"].ignored
 
 
