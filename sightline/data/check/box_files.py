@@ -28,61 +28,80 @@ def is_published(path: str) -> bool:
     if kind_described(path):
         return False
     files = Files.at(path)
-    own = {pair[0] for split in SPLITS for pair in places(files.root, split)}
-    return bool(files.folders) and own >= set(files.jsons.values())
+    splits: tuple[Split, ...] = (*SPLITS, "test")
+    own = {pair[0] for split in splits for pair in places(files.root, split)}
+    return bool(files.folders) and own >= {*files.jsons.values(), *filter(None, [files.test])}
 
 
 def read_files(
-    path: str, kind: str, report: Report, options: SourceOptions = DEFAULT_OPTIONS
+    path: str, kind: str, report: Report, options: SourceOptions = DEFAULT_OPTIONS, with_test: bool = False
 ) -> tuple[Layout, dict[Split, Instances]]:
     """Return where the splits lie and what their files say, all of it; a split that cannot be read is noted and left
-    out."""
-    layout, read = {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}[kind](path, report)
+    out. A test split is among them if that is asked for and it does not validate."""
+    layout, read = {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}[kind](path, report, with_test)
     if layout.is_drawn and "train" in read:
         names = [image.file.encode("utf-8", "surrogateescape") for image in read["train"].images]
         is_val = drawn(names, options, path, "val")
-        read = {split: read["train"].of_images(np.flatnonzero(is_val == (split == "val"))) for split in SPLITS}
+        whole = read["train"]
+        read |= {split: whole.of_images(np.flatnonzero(is_val == (split == "val"))) for split in SPLITS}
     return layout, read
 
 
-def _read_coco(path: str, report: Report) -> tuple[Layout, dict[Split, Instances]]:
+def _read_coco(path: str, report: Report, with_test: bool) -> tuple[Layout, dict[Split, Instances]]:
     files = Files.at(path)
     read = {split: found for split, file in files.jsons.items() if (found := read_json(file, split, report))}
     names = {split: [image.file for image in found.images] for split, found in read.items()}
-    return replace(files, jsons={split: files.jsons[split] for split in read}).layout(names), read
+    layout = replace(files, jsons={split: files.jsons[split] for split in read}).layout(names)
+    test = read_json(files.test, "test", report) if with_test and files.test and not files.test_validates else None
+    if test and len(test.labels):  # else its images have no labels
+        try:
+            layout = replace(layout, test=files.test_place([image.file for image in test.images]))
+            read["test"] = test
+        except BadData as error:
+            report.add("cannot be opened", "test", path, str(error))
+    return layout, read
 
 
-def _read_yolo(path: str, report: Report) -> tuple[Layout, dict[Split, Instances]]:
+def _read_yolo(path: str, report: Report, with_test: bool) -> tuple[Layout, dict[Split, Instances]]:
     layout = yolo_places.layout_at(path)
 
     def read(split: Split) -> Instances:
         wrong = _noting(split, report)
         return yolo.read_instances(yolo.Pairs.at(layout, layout.place(split), wrong), layout.classes, wrong)
 
-    found = _each(layout, path, read, report)
+    found = _each(layout, path, read, report, with_test)
     most = max((found[split].categories for split in found), key=len, default={})
     return layout, {split: replace(each, categories=most) for split, each in found.items()}
 
 
-def _read_voc(path: str, report: Report) -> tuple[Layout, dict[Split, Instances]]:
+def _read_voc(path: str, report: Report, with_test: bool) -> tuple[Layout, dict[Split, Instances]]:
     layout = voc.layout_at(path)
     found = _each(
         layout,
         path,
         lambda split: voc.read_instances(voc.XmlFiles.at(layout.place(split)), _noting(split, report)),
         report,
+        with_test,
     )
     return layout, voc.counted_alike(found)
 
 
-def _each(layout: Layout, path: str, read: Callable[[Split], Instances], report: Report) -> dict[Split, Instances]:
-    found = {}
+def _each(
+    layout: Layout, path: str, read: Callable[[Split], Instances], report: Report, with_test: bool
+) -> dict[Split, Instances]:
+    found: dict[Split, Instances] = {}
     for split in SPLITS:
         if getattr(layout, split):
             try:
                 found[split] = read(split)
             except BadData as error:
                 report.add("cannot be opened", split, path, str(error))
+    if with_test and layout.own_test:
+        try:
+            if len((test := read("test")).labels):  # else its images have no labels
+                found["test"] = test
+        except BadData as error:
+            report.add("cannot be opened", "test", path, str(error))
     return found
 
 

@@ -34,7 +34,7 @@ from sightline.data.formats.coco import (
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, coco_tfrecord, kind_of_boxes, open_boxes
 from sightline.data.sources.box_images import list_files
-from sightline.data.sources.coco_places import places
+from sightline.data.sources.coco_places import find, places
 from sightline.data.sources.layouts import IMAGES
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.typed_json import short
@@ -91,7 +91,7 @@ def check_boxes(
     opens: Callable[[Split], object] | None = None,
     options: SourceOptions = DEFAULT_OPTIONS,
 ) -> Report:
-    """Check both splits below `path`, read as `kind` says, e.g. auto or coco; `classes` is what the recipe declares, or
+    """Check all splits below `path`, read as `kind` says, e.g. auto or coco; `classes` is what the recipe declares, or
     0; `opens` opens a split as a run would."""
     report = Report()
     if kind == "synthetic" or path.startswith("synthetic:"):
@@ -101,17 +101,25 @@ def check_boxes(
     every: dict[Split, Found] = {}
     if kind == "coco_tfrecord" or (kind == "coco" and is_published(path)):
         check_split = _check_shards if kind == "coco_tfrecord" else _check_folder
-        for split in _SPLITS:
+        splits = (*_SPLITS, "test") if _has_test(Path(path), kind) else _SPLITS
+        for split in splits:
             if found := check_split(Path(path), split, report, look):
                 every[split] = found
     else:
         every = _check_files_at(path, kind, report, look, options)
     for split, found in every.items():
         _describe(split, found, report)
-    _check_both(every, classes, path, report)
+    _check_together(every, classes, path, report)
     for split in every:
         _check_opens(path, split, report, opens or partial(open_boxes, kind, path, options=options))
     return report
+
+
+def _has_test(root: Path, kind: str) -> bool:
+    """Return whether shards, or json files with COCO's own names, have a test split."""
+    if kind == "coco_tfrecord":
+        return bool(coco_tfrecord.shard_names(root, "test"))
+    return find(root, "test") is not None
 
 
 def _check_opens(path: str, split: Split, report: Report, opens: Callable[[Split], object]) -> None:
@@ -159,7 +167,7 @@ def _check_folder(root: Path, split: Split, report: Report, look: Look) -> Found
 def _check_files_at(path: str, kind: str, report: Report, look: Look, options: SourceOptions) -> dict[Split, Found]:
     """Check data that may lie anywhere."""
     try:
-        layout, read = read_files(path, kind, report, options)
+        layout, read = read_files(path, kind, report, options, with_test=True)
     except BadData as error:
         report.add("cannot be opened", "train", path, str(error))
         return {}
@@ -170,11 +178,14 @@ def _check_files_at(path: str, kind: str, report: Report, look: Look, options: S
         every[split] = _check_instances(instances, folder, split, report, look)
         there = list_files(folder, IMAGES).files
         every[split].extra = sum(os.path.normpath(folder / name) not in named for name in there)
-    if not layout.is_drawn and len(read) == len(_SPLITS):
-        train, val = (Counter(read[split].labels.tolist()) for split in _SPLITS)
-        for number, name in read["val"].categories.items():
-            if val[number] and not train[number]:
-                report.add("class without training", "val", name, f"{val[number]} boxes in val, none in train")
+    others: tuple[Split, ...] = ("test",) if layout.is_drawn else ("val", "test")
+    for split in others:
+        if "train" in read and split in read:
+            train, other = (Counter(read[each].labels.tolist()) for each in ("train", split))
+            for number, name in read[split].categories.items():
+                if other[number] and not train[number]:
+                    text = f"{other[number]} boxes in {split}, none in train"
+                    report.add("class without training", split, name, text)
     return every
 
 
@@ -374,17 +385,26 @@ def _describe(split: Split, found: Found, report: Report) -> None:
             report.add("size differs", split, name, text)
 
 
-def _check_both(every: dict[Split, Found], classes: int, path: str, report: Report) -> None:
-    if len(every) < len(_SPLITS):
+def _check_together(every: dict[Split, Found], classes: int, path: str, report: Report) -> None:
+    """Compare val and test with train."""
+    if "train" in every and "test" in every:
+        _compare(every["train"], every["test"], "test", path, report)
+    if not every.keys() >= {*_SPLITS}:
         return
     train, val = every["train"], every["val"]
     if classes and train.has_all_categories and classes != len(train.categories):
         text = f"{len(train.categories)} classes, the recipe declares {classes}"
         report.add("number of classes", "train", path, text)
-    differing = set(train.categories.items()) ^ set(val.categories.items())
-    if not (train.has_all_categories and val.has_all_categories):
-        differing = {(n, name) for n, name in differing if n in train.categories and n in val.categories}
+    _compare(train, val, "val", path, report)
+
+
+def _compare(train: Found, other: Found, split: Split, path: str, report: Report) -> None:
+    """Report categories that differ from those of train, and images that are in train too."""
+    differing = set(train.categories.items()) ^ set(other.categories.items())
+    if not (train.has_all_categories and other.has_all_categories):
+        differing = {(n, name) for n, name in differing if n in train.categories and n in other.categories}
     if differing:
         text = f"not those of train: {first_of([f'{n} {name}' for n, name in sorted(differing)])}"
-        report.add("categories differ", "val", path, text)
-    add_twins([*zip(train.names, train.seen, strict=True)], [*zip(val.names, val.seen, strict=True)], report)
+        report.add("categories differ", split, path, text)
+    in_train, in_other = ([*zip(found.names, found.seen, strict=True)] for found in (train, other))
+    add_twins(in_train, in_other, report, split)

@@ -1,4 +1,4 @@
-"""`sightline check`: check every sample of both splits and list all that is wrong; a run stops at the first.
+"""`sightline check`: check every sample of all splits and list all that is wrong; a run stops at the first.
 
 `Report` is the result for the data of any task; below it, the check of images with one label each. boxes.py checks
 those with boxes.
@@ -19,7 +19,7 @@ import numpy as np
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.processes import over_processes
 from sightline.data.sources import Source, SourceOptions, folder, open_source, recognised
-from sightline.data.sources.layouts import SPLITS, Layout, counted
+from sightline.data.sources.layouts import SPLITS, Layout, NoTestSplit, counted
 from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
@@ -104,13 +104,19 @@ class HasDigest(Protocol):
     def digest(self) -> bytes: ...
 
 
-def add_twins(train: Sequence[tuple[str, HasDigest]], val: Sequence[tuple[str, HasDigest]], report: Report) -> None:
-    """Report each (name, sample) of train whose bytes equal those of one in val."""
-    kept = {seen.digest: name for name, seen in reversed(val) if seen.digest}
+def add_twins(
+    train: Sequence[tuple[str, HasDigest]],
+    others: Sequence[tuple[str, HasDigest]],
+    report: Report,
+    split: Split = "val",
+) -> None:
+    """Report each (name, sample) of train whose bytes equal those of one in val or test."""
+    kept = {seen.digest: name for name, seen in reversed(others) if seen.digest}
+    score = "validation" if split == "val" else split
     for name, seen in train:
         if seen.digest in kept:
-            text = f"identical to {kept[seen.digest]} in val; the validation score would be inflated"
-            report.add("same image in train and val", "train", name, text)
+            text = f"identical to {kept[seen.digest]} in {split}; the {score} score would be inflated"
+            report.add(f"same image in train and {split}", "train", name, text)
 
 
 class SeenSample(NamedTuple):
@@ -126,19 +132,19 @@ class SeenSample(NamedTuple):
 def check_images(
     path: str, kind: str, options: SourceOptions, classes: int, decode: bool, processes: int, progress: Progress
 ) -> Report:
-    """Check both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
+    """Check all splits of a data set for classification; `classes` is what the recipe declares, or 0."""
     report = Report()
-    sources = _open_both(path, kind, options, classes, report)
+    sources = _open_all(path, kind, options, classes, report)
     look = Look(decode, processes, progress)
     seen = {split: look.at(_look_at, source, len(source), split) for split, source in sources.items()}
     for split, source in sources.items():
         _describe(split, source, seen[split], report)
         _check_names(split, source, seen[split], report)
-    _check_both(sources, seen, report)
+    _check_together(sources, seen, report)
     return report
 
 
-def _open_both(path: str, kind: str, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
+def _open_all(path: str, kind: str, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
     """Open the splits that can be opened; folders leniently, so that one odd folder does not hide what else there
     is."""
     reads = recognised("open_source", path) if kind == "auto" else kind
@@ -153,6 +159,15 @@ def _open_both(path: str, kind: str, options: SourceOptions, declared: int, repo
                 report.add("cannot be opened", split, path, str(error))
     for split, source in list(sources.items())[:1]:
         _check_declared(declared, len(source.classes), split, path, report)
+    try:
+        test = open_source(kind, path, "test", options)
+        if "val" not in sources or test.fingerprint != sources["val"].fingerprint:  # else it validates
+            sources["test"] = test
+    except NoTestSplit:
+        pass
+    except BadData as error:
+        if not report.problems:  # of the other splits, which may be its reason
+            report.add("cannot be opened", "test", path, str(error))
     return sources
 
 
@@ -162,16 +177,29 @@ def _check_declared(declared: int, found: int, split: Split, path: str, report: 
 
 
 def _open_folders(layout: Layout, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
-    """Open both splits with the classes of either, so that a class of one split only is found by counting."""
+    """Open the splits with the classes of train or val, so that a class of one split only is found by counting."""
     roots = {split: layout.place(split).images for split in SPLITS if layout.train or split == "val"}
     if "train" not in roots:
         report.add("cannot be opened", "train", str(roots["val"]), "there is no train split beside it")
     classes = tuple(sorted({name for root in roots.values() for name in folder.class_folders(root)}))
     first = next(iter(roots))
     _check_declared(declared, len(folder.class_folders(roots[first])), first, str(roots[first]), report)
-    listings = {root: folder.Walk(root).list(classes, wants_all=False) for root in set(roots.values())}
+    if layout.own_test:
+        roots["test"] = layout.own_test.images
+        for name in sorted(set(folder.class_folders(roots["test"])) - set(classes)):
+            report.add("class without training", "test", name, f"no training image; {roots['test'] / name} is left out")
+    listings = {}
+    for root in dict.fromkeys(roots.values()):
+        try:
+            listings[root] = folder.Walk(root).list(classes, wants_all=False)
+        except BadData as error:
+            if root != roots.get("test"):
+                raise
+            report.add("cannot be opened", "test", str(root), str(error))
     return {
-        split: folder.split_of(listings[root], root, classes, layout, split, options) for split, root in roots.items()
+        split: folder.split_of(listings[root], root, classes, layout, split, options)
+        for split, root in roots.items()
+        if root in listings
     }
 
 
@@ -237,8 +265,12 @@ def _check_names(split: Split, source: Source, seen: Sequence[SeenSample], repor
             report.add("same name twice", split, source.name(index), text)
 
 
-def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]], report: Report) -> None:
-    if len(sources) < len(SPLITS):
+def _check_together(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]], report: Report) -> None:
+    """Compare val and test with train."""
+    named = {split: [(source.name(i), seen[split][i]) for i in range(len(source))] for split, source in sources.items()}
+    if "train" in sources and "test" in sources:
+        add_twins(named["train"], named["test"], report, "test")
+    if not sources.keys() >= {*SPLITS}:
         return
     classes = sources["train"].classes
     if classes != sources["val"].classes:
@@ -251,7 +283,6 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]
             report.add("class without training", "train", name, text)
         elif not in_val:
             report.add("class without validation", "val", name, f"no validation image, {in_train} in train")
-    named = {split: [(sources[split].name(i), each) for i, each in enumerate(seen[split])] for split in SPLITS}
     add_twins(named["train"], named["val"], report)
 
 
