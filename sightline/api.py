@@ -34,7 +34,7 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.setup import torch_as_before
-from sightline.parts import PredictOptions, Scores
+from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
 from sightline.recipe.recipe import PARTS
 from sightline.report.refresh import write_if_possible
@@ -186,13 +186,15 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
 
 
 @_called()
-def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_file: str = "") -> Scores:
+def evaluate(
+    run_folder: Place, flags: Flags = (), which: str = "best", recipe_file: str = "", *, split: Split = "val"
+) -> Scores:
     """Score a checkpoint on its recipe's val split; flags may change data.path and run fields. Of other data without a
-    val split, all samples are scored."""
+    val split, all samples are scored. `split="test"` scores the test split, and raises UsageError if there is none."""
     folds.refuse_folds(Path(run_folder))
     path, tensors, stored = checkpoint.read_of_run(Path(run_folder), which)
     trained = Trained.set_up(path, tensors, stored, recipe_file, flags)
-    with checkpoints.opened(trained, run_of(path)) as evaluation:
+    with checkpoints.opened(trained, run_of(path), split=split) as evaluation:
         return evaluation.score(path, stored)
 
 
@@ -236,9 +238,10 @@ def choose_postprocessing(
 
 
 @_called()
-def evaluate_weights(recipe: Recipe, run: Run) -> Scores:
-    """Score a recipe's `model.weights` on its val split; scores.json is written into run.out, nothing without it."""
-    return given_weights.evaluate_weights(recipe, run)
+def evaluate_weights(recipe: Recipe, run: Run, *, split: Split = "val") -> Scores:
+    """Score a recipe's `model.weights` on its val or test split; scores.json, or scores-test.json, is written into
+    run.out, nothing without it."""
+    return given_weights.evaluate_weights(recipe, run, split)
 
 
 @_called()

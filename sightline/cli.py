@@ -166,7 +166,8 @@ def train(flags: Sequence[str]) -> None:
         from sightline.train import checkpoint
 
         own = rest[0] if rest[0].endswith(".py") else ""
-        print(ending.as_text(folder, checkpoint.find(folder, "best").name, own))
+        best = checkpoint.find(folder, "best").name
+        print(ending.as_text(folder, best, own, resolved.facts.has_test))
         _tell_page(folder / "report.html")
 
 
@@ -179,6 +180,8 @@ def evaluate(flags: Sequence[str]) -> None:
     parser.add_argument(
         "--all", action="store_true", help="score every checkpoint of the run, as a table; resumes if interrupted"
     )
+    what = "val, or test: the test split of the data, all of it; written as scores-CHECKPOINT-test.json"
+    parser.add_argument("--split", choices=["val", "test"], default="val", help=what)
     what = "label files, or what `prepare decathlon` read: score volumes and images as their files are, not as prepared"
     parser.add_argument("--labels", metavar="DIR", help=what)
     what = (
@@ -191,6 +194,11 @@ def evaluate(flags: Sequence[str]) -> None:
     if arguments.all and (arguments.labels or arguments.choose_postprocessing):
         other = "--labels" if arguments.labels else "--choose-postprocessing"
         raise UsageError(f"--all cannot be combined with {other}; name one checkpoint with --checkpoint")
+    if arguments.split == "test" and (arguments.all or arguments.labels or arguments.choose_postprocessing):
+        raise UsageError(
+            "--split test cannot be combined with --all, --labels or --choose-postprocessing: a test split scores one "
+            "checkpoint after it was chosen"
+        )
     if _ran_as_ranks_of_run(["evaluate", *flags], rest):
         return
     if not Path(arguments.run).is_dir() and _names_recipe(arguments.run, rest):
@@ -213,7 +221,7 @@ def evaluate(flags: Sequence[str]) -> None:
     if arguments.labels:
         scores = api.evaluate_labels(arguments.run, arguments.labels, rest, arguments.checkpoint, arguments.recipe)
     else:
-        scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
+        scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe, split=arguments.split)
     if is_rank_0():
         for line in score_text.of_classes(scores, "scores-*.json of the run", bool(arguments.labels)):
             print(line)
@@ -231,7 +239,7 @@ def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str], own: 
     from sightline import api
     from sightline.runs import score_text
 
-    scores = api.evaluate_weights(recipe, run)
+    scores = api.evaluate_weights(recipe, run, split=arguments.split)
     if is_rank_0():
         file = str(Path(run.out) / "scores.json") if run.out else "scores.json if --run.out DIR is given"
         for line in score_text.of_classes(scores, file):

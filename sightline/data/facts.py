@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.sources import Images, Opener, SourceOptions, decathlon, folder
-from sightline.data.sources.layouts import ALL, NAMES, Layout, counted
+from sightline.data.sources.layouts import ALL, NAMES, Layout, NoTestSplit, counted
 from sightline.data.volumes.decathlon import read_plan
 from sightline.errors import BadData, SightlineError
 from sightline.parts import SPLITS, DataFacts, Split
@@ -49,6 +49,8 @@ def of_images(
         both = open_both(Opener(), open_one, data.source, path, options, is_typed)  # errors name the path as typed
     train, val = both["train"], both["val"]
     count, line = len(train.classes), describe(both, options)
+    test, said_of_test = _test_split(opener, open_one, data.source, place, replace(options, classes=count), val)
+    line += said_of_test
     fields: dict[str, Any] = {"classes": count} if config.classes and not is_typed else {}
     room, most = getattr(config, "max_boxes", 0), max(getattr(source, "most_objects", 0) for source in both.values())
     if room and "max_boxes" not in typed and most > room:
@@ -56,7 +58,23 @@ def of_images(
         line += f"; up to {most} boxes in an image"
     images = len(train)
     said = f"{images} + {len(val)} images of {count} classes in {_name(path)}"
-    return DataFacts(line, fields, said, lambda batch: images // batch, opener.opened)
+    return DataFacts(line, fields, said, lambda batch: images // batch, opener.opened, has_test=test)
+
+
+def _test_split(
+    opener: Opener, open_one: OpenOne, kind: str, path: str, options: SourceOptions, val: Images
+) -> tuple[bool, str]:
+    """Return whether there is a test split that neither trains nor validates, and what to say of it. One that cannot
+    be opened is no reason not to train."""
+    try:
+        test = opener.open(open_one, kind, path, "test", options)
+    except NoTestSplit:
+        return False, ""
+    except BadData:
+        return False, "; the test split cannot be used: `sightline check` says why"
+    if test.fingerprint == val.fingerprint:  # it validates, which is said
+        return False, ""
+    return True, f"; test split: {len(test)} images, scored by `evaluate RUN --split test`"
 
 
 def open_both(

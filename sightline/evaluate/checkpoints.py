@@ -22,7 +22,7 @@ from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.contents import Contents
 from sightline.data.loading.cache import read_once
-from sightline.data.loading.loader import BadSamples, Loader
+from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.errors import BadCheckpoint, BadData, SightlineError, UsageError, first_of
 from sightline.evaluate.run import evaluate
 from sightline.files.checkpoint_folder import run_of
@@ -32,7 +32,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, PredictOptions, Scores, Task
+from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, PredictOptions, Scores, Split, Task
 from sightline.recipe import store
 from sightline.recipe.flags import Given
 from sightline.runs.log import RunLog
@@ -172,7 +172,7 @@ def _own_or_whole(data: DataConfig, typed: Collection[str], seed: int, stored: d
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The val split of a recipe with its loader and a network, ready for the weights of any checkpoint of a run."""
+    """A split of a recipe's data with its loader and a network, ready for the weights of any checkpoint of a run."""
 
     recipe: Recipe
     model: nn.Module
@@ -181,10 +181,15 @@ class Evaluation:
     bound: Bound
     loader: Loader
     log: RunLog
+    split: Split = "val"
 
     def score(self, path: Path, stored: dict[str, Any]) -> Scores:
-        """Score the weights in the network; report and write them as scores-CHECKPOINT.json of the run."""
-        return self.score_as(f"scores-{path.name}.json", checkpoint=path.name, step=stored["progress"]["step"])
+        """Score the weights in the network; report and write them as scores-CHECKPOINT.json of the run, of the test
+        split scores-CHECKPOINT-test.json."""
+        where = {"checkpoint": path.name, "step": stored["progress"]["step"]}
+        if self.split == "val":
+            return self.score_as(f"scores-{path.name}.json", **where)
+        return self.score_as(f"scores-{path.name}-{self.split}.json", **where, split=self.split)
 
     def score_as(self, file: str, **where: Any) -> Scores:
         """Score the weights in the network; report them, with where they come from, and write them into a file."""
@@ -196,6 +201,7 @@ class Evaluation:
             self.device,
             self.world,
             lambda done, total: self.log.evaluating(done, total, done, total),
+            self.split,
         )
         self.log.scores(scores, file, **where, data=getattr(self.recipe.data, "path", ""))
         self.log.tell_scores(scores, **where)
@@ -203,32 +209,44 @@ class Evaluation:
 
 
 @contextlib.contextmanager
-def opened(trained: Trained, folder: Path, is_once: bool = True, writes_scores: bool = True) -> Iterator[Evaluation]:
-    """Open the val split of a checkpoint's recipe, to score one checkpoint or several; results go into `folder` unless
-    run.out is given."""
+def opened(
+    trained: Trained, folder: Path, is_once: bool = True, writes_scores: bool = True, split: Split = "val"
+) -> Iterator[Evaluation]:
+    """Open the val or test split of a checkpoint's recipe, to score one checkpoint or several; results go into `folder`
+    unless run.out is given."""
     recipe, run = trained.recipe, trained.run
     path = getattr(recipe.data, "path", "")
     if os.path.isabs(path) and not os.path.exists(path):
         raise UsageError(f"the data of {trained.path} were in {path}, which does not exist; add --data.path DIR")
-    dataset = (read_once(recipe.data) if is_once else recipe.data).open("val", recipe.train.seed)
+    dataset = open_split(read_once(recipe.data) if is_once else recipe.data, split, recipe.train.seed)
     if dataset.spec != trained.spec:
         differences = _differences(trained.spec, dataset.spec)
         raise BadData(f"the data do not fit {trained.path}: it was trained on {differences}")
     folder = Path(run.out) if run.out else folder
-    with loading(recipe, run, trained.device, trained.world, dataset, folder) as (here, bound, loader, log):
-        if trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
+    with loading(recipe, run, trained.device, trained.world, dataset, folder, split) as (here, bound, loader, log):
+        is_val = trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) == dataset.fingerprint
+        if split == "test" and is_val:
+            log.warn("the test split is what validated this run: its best checkpoint was chosen by these images")
+        elif split == "val" and not is_val:
             # Allowed, with a warning: another fold's validation split was trained on.
             log.warn("these are not the run's validation images; if it was trained on them, the score is too high")
-        yield Evaluation(recipe, trained.build(), trained.device, here, bound, loader, log)
+        yield Evaluation(recipe, trained.build(), trained.device, here, bound, loader, log, split)
         if run.out and writes_scores:
             log.say(f"scores are in {folder}, {run_of(trained.path)} is as it was")
 
 
+def open_split(data: DataConfig, split: Split, seed: int) -> Dataset:
+    """Open the split that is scored: never val in place of a test split."""
+    if split not in ("val", "test"):
+        raise UsageError(f"split is {split!r}, expected val or test")
+    return data.open_test(seed) if split == "test" else data.open("val", seed)
+
+
 @contextlib.contextmanager
 def loading(
-    recipe: Recipe, run: Run, device: Device, here: World, dataset: Dataset, folder: Path
+    recipe: Recipe, run: Run, device: Device, here: World, dataset: Dataset, folder: Path, split: Split = "val"
 ) -> Iterator[tuple[World, Bound, Loader, RunLog]]:
-    """Join the other ranks and start to load a val split; the log writes into `folder`."""
+    """Join the other ranks and start to load a split; the log writes into `folder`."""
     here = world.connect(here, device)
     log = RunLog(folder, Screen(run.progress, here.rank), here.rank, attempt=None)
     with log.folder.must_be_writable():
@@ -243,7 +261,7 @@ def loading(
         signals = stack.enter_context(StopSignals(here, saves=False))
         bound = dataset.bind(device, recipe.train.global_batch)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
-        feeds = {"val": (bound, eval_order(recipe.train, len(dataset), here))}
+        feeds: Feeds = {split: (bound, eval_order(recipe.train, len(dataset), here))}
         loader = Loader(feeds, run, device, here, bad_samples, signals.check, log.warn)
         stack.callback(loader.close)
         for note in loader.notes:

@@ -13,31 +13,33 @@ from torch import nn
 from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
 from sightline.errors import BadData, UsageError, first_of
-from sightline.evaluate.checkpoints import Evaluation, loading
+from sightline.evaluate.checkpoints import Evaluation, loading, open_split
 from sightline.hardware.setup import set_up
-from sightline.parts import Scores
+from sightline.parts import Scores, Split
 from sightline.train.model import build_model
 
 
-def evaluate_weights(recipe: Recipe, run: Run) -> Scores:
-    """Score a recipe's `model.weights` on its val split; scores.json is written into run.out, nothing without it."""
+def evaluate_weights(recipe: Recipe, run: Run, split: Split = "val") -> Scores:
+    """Score a recipe's `model.weights` on a split; scores.json is written into run.out, nothing without it."""
     weights = getattr(recipe.model, "weights", "")
     if not weights:
         raise UsageError(
             f"evaluate {recipe.name} scores given weights: add --model.weights FILE; to score a run, name its folder"
         )
     here, device, recipe = set_up(recipe, run)
-    dataset = read_once(recipe.data).open("val", recipe.train.seed)
+    dataset = open_split(read_once(recipe.data), split, recipe.train.seed)
     model = build_model(recipe, run, dataset.spec, device).model
     note = load_all(recipe, model)
     with contextlib.ExitStack() as stack:
         folder = Path(run.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="sightline-evaluate-")))
-        here, bound, loader, log = stack.enter_context(loading(recipe, run, device, here, dataset, folder))
+        here, bound, loader, log = stack.enter_context(loading(recipe, run, device, here, dataset, folder, split))
         log.say(note)
         if "split.json" in dataset.kept and not getattr(recipe.data, "split", ""):
             log.say(f"no val split: {len(dataset)} samples, drawn by name, are scored; --data.split all scores all")
-        evaluation = Evaluation(recipe, model, device, here, bound, loader, log)
-        return evaluation.score_as("scores.json", weights=weights)
+        evaluation = Evaluation(recipe, model, device, here, bound, loader, log, split)
+        if split == "val":
+            return evaluation.score_as("scores.json", weights=weights)
+        return evaluation.score_as(f"scores-{split}.json", weights=weights, split=split)
 
 
 @torch.no_grad()

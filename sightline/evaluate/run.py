@@ -32,20 +32,21 @@ def evaluate(
     device: Device,
     world: World,
     on_batch: Callable[[int, int], None],
+    feed: str = "val",
 ) -> Scores:
-    """Score `model` on the loader's "val" feed; `on_batch(done, total)` is called between batches."""
+    """Score `model` on a feed of the loader; `on_batch(done, total)` is called between batches."""
     task, precision = recipe.task.build(), recipe.train.eval_precision
     shares = World() if recipe.train.eval_shards == "full" else world  # whose counts belong together
     dataset = bound.dataset
     model.eval()
     metric = task.metric(dataset.spec, device.torch_device)
     unread = torch.zeros((), dtype=torch.int64, device=device.torch_device)
-    order = loader.feeds["val"].order
+    order = loader.feeds[feed].order
     total = order.steps_per_epoch
-    loader.seek("val", 0, total)
+    loader.seek(feed, 0, total)
     for number in range(total):
         on_batch(number, total)
-        batch = bound.finish(loader.next("val"), DTYPES[precision])
+        batch = bound.finish(loader.next(feed), DTYPES[precision])
         with autocast(device, precision):
             predictions = task.predict(model, batch)
         metric.update(predictions, batch)

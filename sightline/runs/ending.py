@@ -22,8 +22,9 @@ MOST_OF_A_NAME = 24  # columns
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
-def as_text(folder: Path, checkpoint: str, recipe_file: str = "") -> str:
-    """Return the screen; `checkpoint` is what `evaluate` and `predict` use, `recipe_file` the user's own recipe."""
+def as_text(folder: Path, checkpoint: str, recipe_file: str = "", has_test: bool = False) -> str:
+    """Return the screen; `checkpoint` is what `evaluate` and `predict` use, `recipe_file` the user's own recipe; the
+    command that scores the test split is named if the data have one."""
     last, best = _read(folder / SCORES), _read(folder / BEST_SCORES)
     shown = best or last  # no score was a number, or the best one is that of the run it began with: --run.resume PATH
     if not shown:
@@ -37,13 +38,15 @@ def as_text(folder: Path, checkpoint: str, recipe_file: str = "") -> str:
     ]
     if skipped := _skipped(folder, shown):
         lines += _listed("skipped:", [f"{skipped} sample{'s' * (skipped > 1)}, listed in {folder / BAD_SAMPLES}"])
-    return "\n".join([*lines, "next:", *next_commands(folder, recipe_file, _file_to_predict(shown))])
+    return "\n".join([*lines, "next:", *next_commands(folder, recipe_file, _file_to_predict(shown), has_test)])
 
 
-def next_commands(folder: Path, recipe_file: str = "", image: str = "") -> Iterator[str]:
+def next_commands(folder: Path, recipe_file: str = "", image: str = "", has_test: bool = False) -> Iterator[str]:
     """Yield the commands that most people type next, quoted for a shell."""
     more = ["--recipe", recipe_file] if recipe_file else []
-    for words in (["evaluate", _argument(folder)], ["predict", _argument(folder), image or "IMAGE"]):
+    scores = ["evaluate", _argument(folder)]
+    tests = [[*scores, "--split", "test"]] if has_test else []
+    for words in (scores, *tests, ["predict", _argument(folder), image or "IMAGE"]):
         yield "  " + shlex.join(["sightline", *words, *more])
 
 

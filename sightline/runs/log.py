@@ -199,8 +199,9 @@ class RunLog:
     ) -> None:
         """Log an evaluation, and write a file with its tables and how long it took; a second file keeps the best of the
         run, a third drawings of its worst samples."""
-        self.events.write("evaluate", **where, **scores.values)
-        self.events.scalars("evaluate", scores.values, where.get("step", 0))
+        kind = "evaluate_test" if where.get("split") == "test" else "evaluate"  # no point of the curves of val
+        self.events.write(kind, **where, **scores.values)
+        self.events.scalars(kind, scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)

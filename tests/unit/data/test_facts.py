@@ -69,6 +69,16 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return seen
 
 
+def test_a_class_that_opens_data_otherwise_is_not_asked_for_a_test_split(photos: Path):
+    """Its `open` may know train and else val, as that of Reversed does."""
+    for name in ("train", "test"):
+        shutil.copytree(photos, photos.parent / "splits" / name)
+    data = photos.parent / "splits"
+    assert len(Photos(path=str(data)).open_test(0)) == 12
+    with pytest.raises(UsageError, match="Reversed opens no test split; give its data as --data.path DIR"):
+        Reversed(path=str(data)).open_test(0)
+
+
 @pytest.mark.parametrize("part", [ClassificationData, Photos])
 def test_the_datas_classes_replace_the_recipes_unless_they_were_typed(part: type, photos: Path):
     found = part(path=str(photos), classes=10).look(NO_RUN, ())

@@ -93,6 +93,12 @@ def test_the_image_to_predict_is_named_from_here():
     assert "  sightline evaluate run --recipe 'my recipe.py'\n" in text
 
 
+def test_the_command_for_a_test_split_is_named_where_there_is_one():
+    text = ending.as_text(write(Path("run"), CONFUSED), "ckpt-00000225", "mine.py", has_test=True)
+    commands = ["evaluate run", "evaluate run --split test"]
+    assert text.splitlines()[-3:-1] == [f"  sightline {command} --recipe mine.py" for command in commands]
+
+
 def test_a_folder_that_looks_like_a_flag_is_none():
     write(Path("-x"), CONFUSED)
     assert "  sightline evaluate ./-x\n" in ending.as_text(Path("-x"), "ckpt-00000225")
