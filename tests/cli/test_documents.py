@@ -157,6 +157,12 @@ def pets(path: Path) -> None:
     Path(f"{path}.split", "train").rename(path)
 
 
+def garden(path: Path) -> None:
+    """Write class folders of train, val and test."""
+    images(path)
+    shutil.copytree(path / "val", path / "test")
+
+
 def birds(path: Path) -> None:
     """Write a table with one label per image, of four classes."""
     table(path, lambda number: f"bird{number % 4}")
@@ -324,6 +330,7 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "images": images,
     "pets": pets,
     "strays": pets,
+    "garden": garden,
     "flowers": birds,
     "xrays": scans,
     "photo.jpg": photo,
