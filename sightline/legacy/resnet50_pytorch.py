@@ -12,6 +12,7 @@ from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, No
 POLICIES = {"ra": "randaugment", "ta_wide": "trivialaugment", "augmix": "augmix", "imagenet": "autoaugment"}
 TRANSFORMERS = ("vit", "swin", "maxvit")
 FALSE = ("0", "f", "false")
+TABLE = "1 2 3 4 30 60 80", "0.275 0.45 0.625 0.8 0.08 0.008 0.0008"  # epochs and rates of custom_lr
 DEAD = "the original read it and ignored it; here it acts"
 
 
@@ -58,14 +59,20 @@ def _schedule(given: Given) -> Sequence[str]:
     elif kind == "exponentiallr":
         words = ["--schedule.kind", "exponential", "--schedule.unit", "epoch"]
         words += ["--schedule.factor", plain(given["lr_gamma"])]
-    elif kind != "custom_lr":
+    elif kind == "custom_lr":
+        epochs, rates = TABLE
+        words = ["--schedule.kind", "table", "--schedule.table-epochs", *epochs.split()]
+        words += ["--schedule.table-rates", *rates.split()]
+    else:
         known = "custom_lr, steplr, cosineannealinglr and exponentiallr"
         raise UsageError(f"--lr-scheduler {given['lr_scheduler']}: train.py knows {known}")
     if warmup:
         words += [] if "--schedule.unit" in words else ["--schedule.unit", "epoch"]
         words += ["--schedule.warmup-epochs", str(warmup), "--schedule.warmup", given["lr_warmup_method"]]
         words += ["--schedule.warmup-factor", plain(given["lr_warmup_decay"])]
-    return words
+    else:
+        words += ["--schedule.warmup-epochs", "0"]
+    return ["--optimizer.lr-for-batch", "0", *words]  # rates that do not scale
 
 
 def _precision(given: Given) -> Sequence[str]:
@@ -217,7 +224,7 @@ FLAGS = (
         "--lr-scheduler",
         "text",
         "custom_lr",
-        Field("--schedule.kind", effect="custom_lr is the recipe's table", make=_schedule),
+        Field("--schedule.kind", effect="custom_lr: absolute rates, as there", make=_schedule),
     ),
     Flag(
         "--lr-warmup-epochs",

@@ -15,6 +15,7 @@ from sightline.errors import SightlineError, UsageError
 from sightline.files.typed_json import hints_of
 from sightline.parts import DataFacts
 from sightline.recipe import flags, store
+from sightline.recipe.former import as_started
 from sightline.recipe.recipe import Recipe, Run
 from sightline.recipe.settings import Origin, Settings
 
@@ -60,6 +61,11 @@ def ask(settings: Settings, needs_data: bool) -> Resolved:
     """Return the recipe with what the model, the data and other fields decide. `needs_data` raises what is wrong with
     the data; else those who open them report it."""
     lines = []
+    folder = Path(settings["run.out"].value or f"runs/{settings.recipe.name}")
+    started = as_started(settings, folder, settings["run.resume"].value)
+    if started is not settings:
+        lines.append("the run keeps the rates that it was started with; in a new one they scale with the batch")
+        settings = started
     model = settings.part("model")
     model.refuse_unknown()
     settings = settings.put(Origin.MODEL, {f"data.{name}": value for name, value in model.data_fields().items()})
@@ -71,7 +77,6 @@ def ask(settings: Settings, needs_data: bool) -> Resolved:
     if of_sizes:
         sizes = ", ".join(f"{name.partition('.')[2]} {value}" for name, value in of_sizes.items())
         lines.append(f"data: {sizes}, in proportion to the size that was typed")
-    folder = Path(settings["run.out"].value or f"runs/{settings.recipe.name}")
     try:
         facts: DataFacts = settings.part("data").look(folder, settings.typed_in("data"))
     except SightlineError:

@@ -283,7 +283,9 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
         (
             "torchvision/train.py",
             "train resnet50 --data.path /datasets01/imagenet_full_size/061417/ --model.arch resnet18 --data.classes 0 "
-            "--train.global-batch 32 --train.precision fp32",
+            "--train.global-batch 32 --optimizer.lr-for-batch 0 --schedule.kind table --schedule.table-epochs 1 2 3 4 "
+            "30 60 80 --schedule.table-rates 0.275 0.45 0.625 0.8 0.08 0.008 0.0008 --schedule.warmup-epochs 0 "
+            "--train.precision fp32",
         ),
         (
             "resnet_ctl_imagenet_main.py",

@@ -71,7 +71,12 @@ def test_the_config_file_of_the_quickstart_does_what_its_flags_do(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
-        ("resnet50", "--schedule.kind cosine --optimizer.lr 0.1 --optimizer.lr-for-batch 256"),
+        ("resnet50", "--schedule.kind cosine --schedule.unit step"),
+        (
+            "resnet50",
+            "--optimizer.lr-for-batch 0 --schedule.kind table --schedule.table-epochs 1 2 3 4 30 60 80 "
+            "--schedule.table-rates 0.275 0.45 0.625 0.8 0.08 0.008 0.0008 --schedule.warmup-epochs 0",
+        ),
         ("resnet50", "--train.ema 0.99998 --train.ema-every-steps 32 --train.ema-rule torchvision"),
         ("resnet50", "--data.eval-geometry stretch --train.eval-autocast --train.precision fp16"),
         ("resnet50_keras", "--optimizer.decay-form gradient --data.background none --model.arch resnet50"),

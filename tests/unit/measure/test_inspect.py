@@ -6,26 +6,29 @@ from sightline import config
 from sightline.errors import UsageError
 from sightline.measure.inspect import as_text, inspect
 
-# Of the original script: the rate from each of these epochs on.
+# Of the original script, made for batch 2,048: the rate from each of these epochs on.
 TABLE = {0: 0.1, 1: 0.275, 2: 0.45, 3: 0.625, 4: 0.8, 29: 0.8, 30: 0.08, 60: 0.008, 80: 0.0008, 89: 0.0008}
 
 
 def test_resnet50_is_the_original(tmp_path):
     recipe, run = config.load("resnet50")
     found = inspect(recipe, run, lr_at=[epoch * 5004 for epoch in TABLE])
+    scaled = {str(epoch * 5004): rate / 8 for epoch, rate in TABLE.items()}
     assert found["parameters"] == 25_557_032
     assert found["forward_gflop"] == pytest.approx(8.18, abs=0.01)
     assert found["steps_per_epoch"] == 5004 and found["steps"] == 90 * 5004
-    assert found["lr_at"] == {str(epoch * 5004): rate for epoch, rate in TABLE.items()}
+    assert found["lr_at"] == pytest.approx(scaled, rel=1e-12)
     assert found["groups"] == [{"weight_decay": 1e-4, "tensors": 161, "parameters": 25_557_032}]
     assert (recipe.train.global_batch, recipe.train.seed, recipe.train.precision) == (256, 123, "bf16")
     assert "25,557,032 parameters" in as_text(found, [], as_json=False)
 
 
-def test_the_table_is_neither_compressed_nor_scaled():
-    recipe, run = config.load("resnet50", ["--train.epochs=40", "--train.global-batch=1024"])
-    found = inspect(recipe, run, lr_at=[4 * 1251, 39 * 1251])
-    assert list(found["lr_at"].values()) == [0.8, 0.08]
+@pytest.mark.parametrize("samples_per_step", [16, 256, 1024, 2048])
+def test_the_rates_scale_with_the_batch_and_are_not_compressed(samples_per_step: int):
+    recipe, run = config.load("resnet50", ["--train.epochs=40", f"--train.global-batch={samples_per_step}"])
+    steps = [epoch * (1_281_167 // samples_per_step) for epoch in TABLE if epoch < 40]
+    expected = [rate * samples_per_step / 2048 for epoch, rate in TABLE.items() if epoch < 40]
+    assert list(inspect(recipe, run, lr_at=steps)["lr_at"].values()) == pytest.approx(expected, rel=1e-12)
 
 
 def test_decay_of_norms_and_biases_apart():

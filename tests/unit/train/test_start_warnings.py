@@ -2,9 +2,10 @@
 
 import pytest
 
-from sightline import config
+from sightline import config, recipes
 from sightline.train.warnings import start_warnings
 
+TABLE = "--schedule.kind table --schedule.table-epochs 1 2 3 4 30 60 80 --schedule.table-rates"
 WEIGHTS = "--model.weights=given.pth"
 
 
@@ -16,10 +17,10 @@ def told(name: str, *flags: str, images: int = 10**6) -> list[str]:
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("resnet50", ["made for a global batch of 2048 and are not scaled to this run's 256"]),
-        ("resnet50 --train.global-batch=2048", []),
-        ("resnet50 --schedule.table-rates 1 2 3 4 5 6 7", []),  # one's own
-        ("resnet50 --schedule.kind=cosine --optimizer.lr=0.1 --optimizer.lr-for-batch=256", []),
+        (f"resnet50 {TABLE} 0.275 0.45 0.625 0.8 0.08 0.008 0.0008", ["made for a global batch of 2048 and are not"]),
+        (f"resnet50 {TABLE} 0.275 0.45 0.625 0.8 0.08 0.008 0.0008 --train.global-batch=2048", []),
+        (f"resnet50 {TABLE} 1 2 3 4 5 6 7", []),  # one's own
+        ("resnet50 --schedule.kind=cosine", []),
         (f"resnet50 --train.global-batch=2048 {WEIGHTS}", ["rises to 0.8; above 0.1 sgd is likely to destroy"]),
         (f"resnet50_keras {WEIGHTS}", []),
         (f"resnet50_keras --train.global-batch=512 {WEIGHTS}", ["rises to 0.2; above 0.1 sgd_keras"]),
@@ -40,6 +41,13 @@ def test_a_line_for_every_reason_and_none_without(command: str, expected: list[s
     lines = told(*command.split())
     assert len(lines) == len(expected) and all(part in line for part, line in zip(expected, lines, strict=True)), lines
     assert all("--" in line and "\n" not in line for line in lines)  # a remedy, in one line
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_no_recipe_warns_about_its_own_defaults(name: str):
+    recipe = recipes.find(name).recipe()
+    weights = [WEIGHTS] if name.startswith("finetune_") else []  # which these are for
+    assert recipe.schedule.warnings(recipe.train.epochs) == [] == told(name, *weights)
 
 
 @pytest.mark.parametrize("name", ["demo_classification", "demo_detection"])
