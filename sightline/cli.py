@@ -406,12 +406,13 @@ def doctor(flags: Sequence[str]) -> None:
     """Report what this machine can do and what is missing: `sightline doctor --folder runs`"""
     parser = _parser("doctor", doctor)
     parser.add_argument("--folder", type=Path, default=Path("."), help="folder in which runs will be written")
+    parser.add_argument("--all", action="store_true", help="a line for everything, also for what is absent")
     arguments = parser.parse_args(flags)
-    from sightline.hardware.doctor import examine
+    from sightline.hardware.doctor import as_lines, examine
 
-    checks = examine(arguments.folder)
-    for check in checks:
-        print(f"{check.status:6} {check.name:24} {check.value}" + (f"  -> {check.remedy}" if check.remedy else ""))
+    checks = examine(arguments.folder, arguments.all)
+    for line in as_lines(checks, arguments.all):
+        print(line)
     if any(check.status == "fail" for check in checks):
         raise UsageError("this machine cannot train; the lines marked `fail` say why")
 

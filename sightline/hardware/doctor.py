@@ -17,7 +17,7 @@ import resource
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,18 +67,18 @@ class Check:
     remedy: str = ""
 
 
-def examine(folder: Path) -> list[Check]:
-    """Return every finding about this machine, for runs that write into `folder`."""
+def examine(folder: Path, every: bool = False) -> list[Check]:
+    """Return the findings about this machine, for runs that write into `folder`; `every` adds two that no user needs to
+    act on: the workaround for oneDNN and the allocator."""
     return [
         check_python(),
         *(check_package(module) for module in PACKAGES),
         *(check_device(kind) for kind in devices.KINDS),
         check_precision(),
         check_fused_convolutions(),
-        check_onednn(),
+        *([check_onednn(), check_allocator()] if every else []),
         check_cores(),
         check_memory(),
-        check_allocator(),
         check_shared_memory(),
         check_open_files(),
         check_disk_space(folder),
@@ -89,6 +89,18 @@ def examine(folder: Path) -> list[Check]:
         check_collectives(),
         *(check_extra(module) for module in EXTRAS),
     ]
+
+
+def as_lines(checks: Sequence[Check], every: bool = False) -> list[str]:
+    """Format a line per check; unless `every`, what is absent shares one."""
+    shown = [check for check in checks if every or check.status != "absent"]
+    lines = [
+        f"{check.status:6} {check.name:24} {check.value}" + (f"  -> {check.remedy}" if check.remedy else "")
+        for check in shown
+    ]
+    if absent := [check.name for check in checks if check not in shown]:
+        lines.append(f"absent {'optional':24} {', '.join(absent)}; `sightline doctor --all` has reasons and remedies")
+    return lines
 
 
 def check_python() -> Check:

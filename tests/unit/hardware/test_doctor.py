@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sightline import cli
 from sightline.hardware import devices, doctor, limits, onednn
 from sightline.hardware.doctor import Check, examine
 from sightline.kernels import cudnn
@@ -18,7 +19,7 @@ from sightline.kernels import cudnn
 
 @pytest.fixture(scope="module")
 def findings(tmp_path_factory) -> dict[str, Check]:
-    return {check.name: check for check in examine(tmp_path_factory.mktemp("runs"))}
+    return {check.name: check for check in examine(tmp_path_factory.mktemp("runs"), every=True)}
 
 
 def write(path: Path, text: str) -> None:
@@ -43,10 +44,9 @@ def test_this_machine_can_run_everything(findings):
 
 def test_every_subject_is_examined_and_every_problem_has_a_remedy(findings):
     subjects = ["python", "torch", "torchvision", "numpy", "pillow", *devices.KINDS, "precision"]
-    subjects += ["fused convolutions", "oneDNN", "cores"]
+    subjects += ["fused convolutions", "oneDNN", "malloc", "cores"]
     subjects += [
         "memory",
-        "malloc",
         "shared memory",
         "open files",
         "disk space",
@@ -60,6 +60,19 @@ def test_every_subject_is_examined_and_every_problem_has_a_remedy(findings):
     assert list(findings) == subjects
     assert all(check.value for check in findings.values())
     assert all(check.remedy for check in findings.values() if check.status in ("warn", "fail"))
+
+
+def test_what_is_absent_shares_a_line_and_what_nobody_acts_on_has_none(findings, tmp_path, capsys):
+    checks = [Check("a", "ok", "1"), Check("b", "absent", "none", "pip install b"), Check("c", "warn", "low", "more")]
+    checks.append(Check("d", "absent", "untested"))
+    first, warned, last = doctor.as_lines(checks)
+    assert first.split() == ["ok", "a", "1"] and warned.endswith("low  -> more")
+    assert last.split(maxsplit=2)[2] == "b, d; `sightline doctor --all` has reasons and remedies"
+    assert len(doctor.as_lines(checks, every=True)) == 4 and "pip install b" in doctor.as_lines(checks, every=True)[1]
+    assert cli.main(["doctor", "--folder", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert all(word not in said for word in ("oneDNN", "malloc", "untested", "not available"))
+    assert said.count("\nabsent ") == 1 and all(kind in said for kind in devices.KINDS)
 
 
 def test_versions_devices_and_precision_are_shown(findings):
