@@ -360,6 +360,7 @@ def benchmark(flags: Sequence[str]) -> None:
     from sightline.measure import whole
     from sightline.recipe.options import split_options
 
+    flags = measure.with_folder(flags)
     options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
     recipe, run = _resolved("benchmark", rest)
     _refuse_uneven(recipe, run)

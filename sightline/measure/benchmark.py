@@ -8,11 +8,14 @@ Several ranks measure at the same time, after one of them has measured alone: se
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import importlib
 import json
+import os
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,8 +69,8 @@ class BenchmarkOptions:
     repeats: int = 5
     """Timed repeats; median, smallest and largest are shown."""
     data: Literal["synthetic", "real"] = "synthetic"
-    """synthetic: four batches that already are on the device; real: the recipe's data through the loader, beside
-    the same step on such batches."""
+    """synthetic: four batches that are on the device already; real: the recipe's data through the loader, beside
+    the same step on such batches; a folder: real, with --data.path."""
     loader: bool = False
     """Only the input: our loader beside two of torchvision's pipelines."""
     peers: bool = False
@@ -89,7 +92,7 @@ class BenchmarkOptions:
             if getattr(self, name) < least:
                 raise UsageError(f"--{name} {getattr(self, name)} must be at least {least}")
         if self.data not in ("synthetic", "real"):
-            raise UsageError(f"--data {self.data} is unknown; use synthetic or real")
+            raise UsageError(f"--data {self.data} is unknown; use synthetic, real or a folder")
         if self.what not in ("train", "predict"):
             raise UsageError(f"--what {self.what} is unknown; use train or predict")
         if self.what == "predict" and (self.peers or self.loader):
@@ -105,7 +108,24 @@ class BenchmarkOptions:
         if not self.scaling and (given := self.machine.given()):
             raise UsageError(f"--{given[0].replace('_', '-')} belongs to --scaling; add it")
         if self.peers and self.data == "real":
-            raise UsageError("--peers compares steps on input that is on the device; leave --data real out, or --peers")
+            raise UsageError("--peers compares steps on input that is on the device; leave --data out, or --peers")
+
+
+def with_folder(flags: Sequence[str]) -> list[str]:
+    """Return the flags with `--data DIR` as `--data.path DIR --data real`."""
+    words = [each for word in flags for each in (word.split("=", 1) if word.startswith("--data=") else [word])]
+    for at in range(len(words) - 1):
+        if words[at] == "--data" and not _is_kind(words[at + 1]):
+            words[at : at + 2] = ["--data.path", words[at + 1], "--data", "real"]
+            break
+    return words
+
+
+def _is_kind(value: str) -> bool:
+    """Return whether `value` is synthetic or real, or a misspelling of them, and not a place."""
+    kinds = ("synthetic", "real")
+    is_place = value.startswith("synthetic:") or os.path.exists(value)
+    return value in kinds or (not is_place and bool(difflib.get_close_matches(value, kinds, n=1)))
 
 
 def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> dict[str, Any]:

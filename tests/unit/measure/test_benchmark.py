@@ -19,7 +19,7 @@ from sightline.errors import OutOfMemory, UsageError
 from sightline.hardware import devices
 from sightline.measure import benchmark as bench
 from sightline.measure import latency, peers, peers_classification, peers_detection, peers_segmentation
-from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark
+from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark, with_folder
 from sightline.measure.peers import Contender, Ours, Peer, PeerLoader, PeerStep, measure_in_turn
 from sightline.measure.peers_classification import STEP_PEERS
 from sightline.parts import DataSpec
@@ -242,13 +242,32 @@ def test_augmentation_the_references_lack_is_refused(tmp_path, shapes):
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("resnet50 --data DIR --steps 3", "resnet50 --data.path DIR --data real --steps 3"),
+        ("resnet50 --data=synthetic:samples=8", "resnet50 --data.path synthetic:samples=8 --data real"),
+        ("resnet50 --data real --data.path DIR", "resnet50 --data real --data.path DIR"),
+        ("resnet50 --data=synthetic", "resnet50 --data synthetic"),
+        ("resnet50 --data syntetic", "resnet50 --data syntetic"),  # refused as before
+        ("resnet50 --peers", "resnet50 --peers"),
+        ("resnet50 --data", "resnet50 --data"),
+    ],
+)
+def test_a_folder_behind_data_is_where_real_data_lie(given, expected, tmp_path, monkeypatch):
+    assert with_folder(given.split()) == expected.split()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reals").mkdir()  # near to a word, but there
+    assert with_folder(["--data", "reals"]) == ["--data.path", "reals", "--data", "real"]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"steps": 0}, "--steps 0"),
         ({"repeats": 0}, "--repeats 0"),
         ({"warmup": -1}, "--warmup -1"),
-        ({"data": "raw"}, "synthetic or real"),
-        ({"peers": True, "data": "real"}, "leave --data real out"),
+        ({"data": "raw"}, "synthetic, real or a folder"),
+        ({"peers": True, "data": "real"}, "leave --data out"),
     ],
 )
 def test_bad_options(options, message):
