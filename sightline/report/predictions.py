@@ -121,7 +121,7 @@ class Predictions(ResultFolder):
         rows = []
         for found in row["found"]:
             box = zip(("x", "y", "width", "height"), found.get("box", ()), strict=False)
-            rows.append({"file": row["file"], **{key: found[key] for key in ("class", "id", "score")}, **dict(box)})
+            rows.append({"file": row["path"], **{key: found[key] for key in ("class", "id", "score")}, **dict(box)})
         return rows
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:

@@ -67,7 +67,7 @@ class VolumePredictions(ResultFolder):
         background."""
         units = (*(unit for unit in ("ml", "percent") if unit in row["found"][0]), "voxels")
         amounts = {f"{each['class']} {unit}": each[unit] for each in row["found"][1:] for unit in units}
-        return [{"file": row["file"], "mask": row["mask"], **amounts}]
+        return [{"file": row["path"], "mask": row["mask"], **amounts}]
 
     def _add_volume(self, name: str, scores: np.ndarray, geometry: Geometry) -> None:
         path, case = self._files[name], self._cases[name]

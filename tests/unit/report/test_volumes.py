@@ -92,7 +92,7 @@ def test_a_mask_lies_where_its_file_does(tmp_path: Path):
     with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
         (line,) = csv.DictReader(file)
     assert list(line) == ["file", "mask", "one ml", "one voxels", "two ml", "two voxels"]
-    assert (line["file"], line["mask"], line["one voxels"]) == ("case.nii.gz", "case.nii.gz", str(ones))
+    assert (line["file"], line["mask"], line["one voxels"]) == (document["files"][0]["path"], "case.nii.gz", str(ones))
     assert float(line["two ml"]) == pytest.approx(twos * voxel, abs=1e-6)
 
 
