@@ -45,7 +45,7 @@ def prepare(flags: Sequence[str]) -> None:
         if flags and flags[0] in ("-h", "--help"):
             _parser("prepare", prepare, f"{{{','.join(known)}}} [options]").print_help()
             return
-        raise UsageError(f"prepare what? Known: {', '.join(known)}; e.g. `sightline prepare shapes --out DIR`")
+        raise UsageError(f"prepare what? Available: {', '.join(known)}; e.g. `sightline prepare shapes --out DIR`")
     from sightline.recipe.options import parse_options
 
     module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
@@ -54,6 +54,9 @@ def prepare(flags: Sequence[str]) -> None:
 
     with shown_progress() as progress:
         counts = module.prepare(options, progress)
+    if describe := getattr(module, "describe", None):
+        print(describe(counts, options.out))
+        return
     told = ", ".join(f"{name} {count}" for name, count in counts.items())
     print(f"{flags[0]}: {told} in {options.out}")
 
@@ -279,7 +282,7 @@ def predict(flags: Sequence[str]) -> None:
     run_folders, inputs = split_runs([arguments.run, *arguments.inputs])
     for file in filter(is_exported, map(Path, inputs)):
         if is_rank_0():
-            terminal.say(f"{file} is taken for an input, not for a network; a further network is given by --with")
+            terminal.say(f"{file} is read as an input, not as a network; add a network with --with")
     api.write_predictions(
         [*run_folders, *arguments.others],
         inputs,

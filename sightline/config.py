@@ -69,7 +69,7 @@ def said(command: str, words: Sequence[str], own: Collection[str] = ()) -> Said:
     if not name:
         if file is None:
             raise UsageError(
-                f"{command} what? Known: {', '.join(recipes.names())}; "
+                f"{command}: which recipe? Available: {', '.join(recipes.names())}; "
                 f"e.g. `sightline {command} {recipes.names()[0]} --data.path DIR`"
             )
         name = recipe_named_in(file)

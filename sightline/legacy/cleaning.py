@@ -90,7 +90,7 @@ def _refuse_unless_run(run: Path) -> None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UsageError(f"--clean: another run is at work in {run}; wait for it, or stop it") from None
+                raise UsageError(f"--clean: another run is using {run}; wait for it, or stop it") from None
 
 
 def _unknown(run: Path) -> Iterator[str]:

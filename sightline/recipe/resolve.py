@@ -6,7 +6,7 @@ follow others, and the data, each only for fields that nobody typed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,9 @@ def ask(settings: Settings, needs_data: bool) -> Resolved:
     of_sizes = {
         f"data.{name}": value for name, value in following.items() if settings[f"data.{name}"].origin < Origin.MODEL
     }
-    settings = settings.put(Origin.DERIVED, of_sizes, "in proportion to data.size")
+    settings = settings.put(Origin.DERIVED, of_sizes, "matches data.size")
     if of_sizes:
-        sizes = ", ".join(f"{name.partition('.')[2]} {value}" for name, value in of_sizes.items())
-        lines.append(f"data: {sizes}, in proportion to the size that was typed")
+        lines.append(_of_sizes(of_sizes))
     try:
         facts: DataFacts = settings.part("data").look(folder, settings.typed_in("data"))
     except SightlineError:
@@ -88,6 +87,15 @@ def ask(settings: Settings, needs_data: bool) -> Resolved:
     if facts.line:
         lines.insert(0, facts.line + smaller)
     return Resolved(settings, *settings.build(), facts, tuple(lines))
+
+
+def _of_sizes(values: Mapping[str, Any]) -> str:
+    """Say which sizes follow --data.size."""
+    found = {name.partition(".")[2]: value for name, value in values.items()}
+    if set(found) == {"eval_size", "eval_resize"}:
+        resized = "" if found["eval_resize"] == found["eval_size"] else f" (resized to {found['eval_resize']} first)"
+        return f"evaluation size set to {found['eval_size']}{resized} to match --data.size"
+    return f"{', '.join(f'{name} {value}' for name, value in found.items())} set to match --data.size"
 
 
 def _with_smaller_batch(settings: Settings, facts: DataFacts, run: Path) -> tuple[Settings, str]:

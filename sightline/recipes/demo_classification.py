@@ -1,4 +1,4 @@
-"""Classification of ten kinds of drawn shapes, in minutes on two CPU cores: the large recipes' code, smaller numbers.
+"""Classification of ten kinds of drawn shapes, in minutes on two CPU cores: a smaller version of the large recipes.
 
     sightline prepare shapes --out demo/shapes
     sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run

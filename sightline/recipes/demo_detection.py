@@ -1,4 +1,4 @@
-"""Detection of drawn shapes, in minutes on two CPU cores: the code of ssd_resnet34, smaller numbers.
+"""Detection of drawn shapes, in minutes on two CPU cores: a smaller version of ssd_resnet34.
 
     sightline prepare shapes --out demo/images --only detection --train-pictures 4000
     sightline train demo_detection --data.path demo/images/detection --run.out demo/detection

@@ -1,4 +1,4 @@
-"""Segmentation of drawn lesions, in minutes on two CPU cores: the code of unet2d, smaller numbers.
+"""Segmentation of drawn lesions, in minutes on two CPU cores: a smaller version of unet2d.
 
     sightline prepare shapes --out demo/volumes --only segmentation --train-volumes 60
     sightline prepare decathlon --source demo/volumes/segmentation --out demo/slices

@@ -17,6 +17,10 @@ def text(value: Any) -> str:
     return escape(str(value).encode("utf-8", "backslashreplace").decode())  # names of files may not be text
 
 
+# Titles that were called otherwise: links to the sections of older pages stay.
+ANCHORS = {"Worst predictions": "most-wrong-samples", "Confusion matrix": "confusions"}
+
+
 def section(title: str, content: str, is_linked: bool = True) -> str:
     """Return a section, with the name that the list of contents links to; "" without content."""
     name = f' id="{anchor(title)}"' if is_linked else ""
@@ -25,7 +29,7 @@ def section(title: str, content: str, is_linked: bool = True) -> str:
 
 def anchor(title: str) -> str:
     """Return the name of a section in links."""
-    return re.sub("[^a-z]+", "-", title.lower())
+    return ANCHORS.get(title) or re.sub("[^a-z]+", "-", title.lower())
 
 
 def folded(title: str, content: str) -> str:

@@ -57,10 +57,11 @@ def _said(row: dict[str, Any]) -> str:
     """Say what is wrong with a sample."""
     words = []
     if "predicted" in row:
-        was, taken = text(row.get("class") or "no class"), text(row["predicted"] or "no class")
-        words.append(f'<b>{was}</b> taken for <b class="bad">{taken}</b>')
+        was, found = text(row.get("class") or "no class"), text(row["predicted"] or "no class")
+        words.append(f'<b>{was}</b> predicted as <b class="bad">{found}</b>')
     if "missed" in row:
-        words.append(f"{text(row['missed'])} of {text(row.get('truths'))} missed, {text(row.get('wrong'))} wrong")
+        missed = f"{text(row['missed'])} of {text(row.get('truths'))} objects missed"
+        words.append(f"{missed}, {text(row.get('wrong'))} wrong")
     told = ("index", "name", "path", "class", "predicted", "truths", "missed", "wrong", "volume")
     words += [
         f"{text(key)} {text(as_score(value) if is_score(value) else value)}"

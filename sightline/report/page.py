@@ -64,7 +64,7 @@ def page(stories: Sequence[RunStory]) -> str:
     body = _one(stories[0], names[0], IMAGE_BYTES) if len(stories) == 1 else _several(stories, names)
     written = f'<p class="dim">written {_time(time.time())} by sightline {text(__version__)}</p>'
     if is_running:
-        body = f'<p class="note">at work when this was written, {_time(time.time())}; reloads every minute</p>{body}'
+        body = f'<p class="note">running when this was written, {_time(time.time())}; reloads every minute</p>{body}'
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -78,9 +78,9 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
     run = story.summary
     sections = {
         "Curves": _charts([story], [name]),
-        "Most wrong samples": most_wrong(story, image_bytes // 2),
+        "Worst predictions": most_wrong(story, image_bytes // 2),
         "Classes": classes(story),
-        "Confusions": confusions(story),
+        "Confusion matrix": confusions(story),
         "Scores": all_values(story),
         "Data": data_facts.section(Path(run.path), image_bytes // 2),
         "Command": _command(story),
@@ -182,7 +182,7 @@ def _charts(stories: Sequence[RunStory], names: Sequence[str]) -> str:
         "Other scores": scores[:COLOURS],
         "Learning rate": ["train/lr"],
         "Images per second": ["train/images_per_s"],
-        "Waiting for data, share of the time": ["train/data_wait"],
+        "Time spent waiting for data (fraction)": ["train/data_wait"],
         "Gradient norm": ["train/grad_norm"],
     }
     cards = []

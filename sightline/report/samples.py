@@ -188,7 +188,7 @@ def sheet(drawn: Drawn, title: str) -> Image.Image:
     tiles = [[_tile(each, spec, window) for each in group] for group in groups]
     letters = letters_of(_LETTERS)
     captions = [[_flow(_caption(each, spec), letters, TILE, 2) for each in group] for group in groups]
-    names = [[f"draw {number}" for number in range(1, len(drawn.draws) + 1)], drawn.names]
+    names = [[f"variant {number}" for number in range(1, len(drawn.draws) + 1)], drawn.names]
     high = max(tile.height for group in tiles for tile in group)
     said = max(len(lines) for group in captions for lines in group) * _line(_LETTERS)
     row, top = high + said + _line(_LETTERS) + _GAP, len(head) * _line(_TITLE) + 2 * _GAP

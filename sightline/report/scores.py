@@ -35,7 +35,7 @@ def numbers(story: RunStory) -> str:
     if run.epochs_done is not None:
         tiles.append((f"{run.epochs_done} of {run.epochs or '?'}", "epochs"))
     if run.seconds is not None:
-        tiles.append((as_hours(run.seconds), "time at work"))
+        tiles.append((as_hours(run.seconds), "training time"))
     if value := speed(story):
         tiles.append((value, "images per second"))
     if story.skipped:
@@ -125,10 +125,10 @@ def curves(story: RunStory) -> str:
 def _curve_title(story: RunStory) -> str:
     headline = story.summary.headline
     if headline == "ap":
-        return "Precision over recall at IoU 0.5"
+        return "Precision-recall curve at IoU 0.5"
     if headline == "top1":
-        return "Precision over recall, by least probability"
-    return "Precision over recall"
+        return "Precision-recall curve (by confidence threshold)"
+    return "Precision-recall curve"
 
 
 def confusions(story: RunStory) -> str:
@@ -137,7 +137,7 @@ def confusions(story: RunStory) -> str:
         return drawn
     rows = [row for row in story.rows("confusion") if is_score(row.get("samples"))][:PAIRS_SHOWN]
     cells = [[text(row.get("class")), text(row.get("predicted")), number(row["samples"])] for row in rows]
-    return table(("class", "taken for", "samples"), cells) if cells else ""
+    return table(("class", "predicted as", "samples"), cells) if cells else ""
 
 
 def _matrix(rows: Sequence[dict[str, Any]]) -> str:
@@ -152,7 +152,7 @@ def _matrix(rows: Sequence[dict[str, Any]]) -> str:
     for place, (name, row) in enumerate(zip(names, counts, strict=True)):
         total = sum(row) or 1
         cells = "".join(
-            _cell(count, count / total, other == place, f"{name} taken for {names[other]}: {count}", len(names))
+            _cell(count, count / total, other == place, f"{name} predicted as {names[other]}: {count}", len(names))
             for other, count in enumerate(row)
         )
         lines.append(f"<tr><th>{text(name)}</th>{cells}</tr>")

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from sightline.files.typed_json import loads, read_json
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, MAX_SCORES_BYTES, SCORES
 from sightline.runs.score_names import of_class
-from sightline.runs.screen import as_score
+from sightline.runs.screen import COUNTED, as_score
 
 SHOWN = 3  # classes, and mistakes
 MOST_BAD_BYTES = 2**22
@@ -83,8 +83,7 @@ def _worst_classes(headline: str, scores: dict[str, Any]) -> list[str]:
     width = max((cell_len(_short(row["class"])) for row in rows), default=0)
     lines = []
     for row in rows:
-        samples = row.get("samples", row.get("truths"))
-        counted = "" if samples is None else f" of {samples}"
+        counted = "".join(f"  {row[key]} {what}" for key, what in COUNTED.items() if key in row)
         score = f"{of_class(headline)} {as_score(row[headline])}"
         lines.append(f"{set_cell_size(_short(row['class']), width)}  {score}{counted}")
     return lines
@@ -94,7 +93,8 @@ def _mistakes(scores: dict[str, Any]) -> list[str]:
     tables = scores["tables"]
     samples = {row["class"]: row.get("samples") for row in tables.get("classes", [])}
     return [
-        f"{_short(row['class'])} taken for {_short(row['predicted'])}: {row['samples']} of {samples.get(row['class'])}"
+        f"{_short(row['class'])} predicted as {_short(row['predicted'])}: "
+        f"{row['samples']} of {samples.get(row['class'])}"
         for row in tables.get("confusion", [])[:SHOWN]
     ]
 

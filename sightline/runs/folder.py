@@ -94,15 +94,15 @@ class RunFolder:
         while not _locked(lock):
             lock.seek(0)
             holder, _, its_command = lock.read().partition("\n")
-            at_work = f"is at work in {self.path} ({holder.strip() or 'unknown process'})"
+            in_use = f"is using {self.path} ({holder.strip() or 'unknown process'})"
             if not command or its_command.strip() != command:
                 lock.close()
-                raise UsageError(f"another run {at_work}; wait for it, or give another folder with --run.out DIR")
+                raise UsageError(f"another run {in_use}; wait for it, or give another folder with --run.out DIR")
             if time.monotonic() > deadline:
                 is_alive = os.fstat(lock.fileno()).st_mtime_ns != last_beat
                 lock.close()
                 if is_alive:  # two groups of hosts that do not see each other: the first continues
-                    raise PeerLost(f"another attempt of this command {at_work}; this one leaves it alone")
+                    raise PeerLost(f"another attempt of this command {in_use}; this one leaves it alone")
                 fresh = self.path / f".lock.{secrets.token_hex(8)}"
                 lock = fresh.open("x+")
                 assert _locked(lock), "nobody else knows this file"
@@ -142,7 +142,7 @@ class RunFolder:
         """Raise DiskFull where the run folder was deleted."""
         if self.is_gone():
             raise DiskFull(
-                f"run folder {self.path} was deleted or moved while this run was at work, so nothing more can be saved "
+                f"run folder {self.path} was deleted or moved while this run was running, so nothing more can be saved "
                 f"there; move it back and give the same command to resume, or start again"
             )
 

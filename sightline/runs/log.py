@@ -106,10 +106,8 @@ class RunLog:
         self.warn(f"sample skipped: {bad.name}: {bad.reason}")
 
     def await_first_step(self, waits_for: Callable[[], str]) -> None:
-        """Say once, if the first step takes long, what it waits for; from a thread, so that no step asks the time."""
-        self._first_step = threading.Timer(
-            FIRST_STEP_S, lambda: self.screen.say(f"the first step is running: {waits_for()}")
-        )
+        """Say `waits_for()` once, if the first step takes long; from a thread, so that no step asks the time."""
+        self._first_step = threading.Timer(FIRST_STEP_S, lambda: self.screen.say(waits_for()))
         self._first_step.daemon = True  # a run that was stopped does not wait for it
         self._first_step.start()
 

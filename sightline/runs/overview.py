@@ -119,7 +119,7 @@ def _state(works: bool, told: dict[str, Any], problems: Sequence[str]) -> tuple[
     if problems:
         return "damaged", "; ".join(problems)
     if not told:
-        return "stopped", "killed: nobody is at work, and there is no exit.json"
+        return "stopped", "killed: no process is running, and there is no exit.json"
     if told["code"] == 0:
         return "finished", told["reason"]
     return "stopped" if told["code"] > SIGNALS else "failed", told["reason"]

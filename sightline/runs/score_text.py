@@ -7,7 +7,7 @@ from typing import Any
 
 from sightline.parts import Scores
 from sightline.runs.score_names import COCO_MORE, of_class, shown
-from sightline.runs.screen import as_score
+from sightline.runs.screen import COUNTED, as_score
 
 CLASSES_SHOWN = 20
 WORST_SHOWN = 5
@@ -17,8 +17,9 @@ def of_classes(scores: Scores, file: str, shows_worst: bool = False) -> list[str
     """Format the first rows of the table of classes, which `file` holds whole."""
     rows, lines = scores.tables.get("classes", []), []
     for row in rows[:CLASSES_SHOWN]:
-        values = "  ".join(f"{of_class(key)} {_number(row[key])}" for key in row if key not in ("class", "samples"))
-        lines.append(f"  {row['class']:24} {values}" + (f"  of {row['samples']}" if "samples" in row else ""))
+        values = "  ".join(f"{of_class(key)} {_number(row[key])}" for key in row if key not in ("class", *COUNTED))
+        counts = "".join(f"  {row[key]} {what}" for key, what in COUNTED.items() if key in row)
+        lines.append(f"  {row['class']:24} {values}{counts}")
     if len(rows) > CLASSES_SHOWN:
         lines.append(f"  and {len(rows) - CLASSES_SHOWN} more classes in {file}")
     if shows_worst and scores.worst:
@@ -31,8 +32,10 @@ def of_classes(scores: Scores, file: str, shows_worst: bool = False) -> list[str
 def _mistakes_of(row: dict[str, Any]) -> str:
     """Say what is wrong with one of the worst samples: a class, or boxes."""
     if "predicted" in row:
-        return f"  taken for {row['predicted']}"
-    return f"  {row['missed']} of {row['truths']} missed, {row['wrong']} wrong" if "missed" in row else ""
+        return f"  predicted as {row['predicted']}"
+    if "missed" in row:
+        return f"  {row['missed']} of {row['truths']} objects missed, {row['wrong']} wrong"
+    return ""
 
 
 def of_checkpoints(rows: Sequence[dict[str, Any]]) -> str:

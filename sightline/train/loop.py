@@ -194,9 +194,9 @@ def _score_names(recipe: Recipe, data: Dataset, device: Device) -> tuple[str, ..
 def _first_step_waits_for(loader: Loader, run: Run, order: TrainOrder, device: Device) -> str:
     batch = f"{order.local_samples} sample{'s' * (order.local_samples > 1)}"
     if not loader.wait_s:
-        return f"it waits for the loader to read its {batch}"
-    does = "is compiled, then computes" if run.compile == "on" else "computes"
-    return f"the network {does} {batch} on {device.name()}"
+        return f"waiting for the loader to read the first {batch}"
+    does = "compiling, then running" if run.compile == "on" else "running"
+    return f"{does} the first step ({batch} on {device.name()})"
 
 
 def _watch_evaluation(signals: StopSignals, log: RunLog, place: tuple[int, int], done: int, total: int) -> None:

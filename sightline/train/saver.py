@@ -101,7 +101,7 @@ class Saver:
         if refused and (not run.override or any(change.startswith(NEVER_OVERRIDDEN) for change in refused)):
             listed = "\n  ".join(refused[:50])
             raise UsageError(
-                f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another "
+                f"{path} was made with another recipe:\n  {listed}\nRestore the old values, choose another "
                 f"--run.out, or add --run.override to resume with the new ones (it cannot change model fields, the "
                 f"batch, the steps of an epoch and train.trainable)"
             )
@@ -114,7 +114,7 @@ class Saver:
         if not run.override:
             self._check_contents(path, stored.get("contents", {}))
         for name, before, after in _changed(stored.get("environment", {}), environment(state.device, self.world.size)):
-            self.log.warn(f"{name} was {before} and is {after}: the last bits may differ")
+            self.log.warn(f"{name} changed from {before} to {after}; results may differ in the last bits")
         state.load(tensors, stored["progress"])
         self.epochs_before = longer.epochs_of(stored.get("recipe", {}))
         state.stopwatch.load(stored.get("stopwatch", {}))

@@ -99,7 +99,7 @@ def few_images(recipe: Recipe, images: int) -> str:
         return ""
     given = f"--data.path {shlex.quote(path)} " if path else ""
     return (
-        f"{images} training images are few for random weights, which may learn nothing from them; start from "
+        f"{images} images are few for training from scratch; the model may not learn. Start from "
         f"pretrained ones: sightline train {better} {given}--model.weights {WEIGHTS_FOR[task]}"
     )
 

@@ -320,11 +320,11 @@ def test_the_sizes_of_evaluation_follow_a_typed_size(sightline, pets: Path, tmp_
     flags = ["demo_classification", "--data", pets, "--data.size=40", "--batch-size=8", "--train.max-steps=1"]
     said = sightline("train", *flags, "--out", tmp_path / "run")
     assert said.code == 0, said
-    assert "data: eval_size 40, eval_resize 40, in proportion to the size that was typed\n" in said.out, said
+    assert "evaluation size set to 40 to match --data.size\n" in said.out, said
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]
     assert (stored["eval_size"], stored["eval_resize"]) == (40, 40)
     said = sightline("train", *flags, "--data.eval-size=64", "--out", tmp_path / "other")
-    assert said.code == 0 and "in proportion" not in said.out, said
+    assert said.code == 0 and "to match --data.size" not in said.out, said
     assert "warning: images are 40 pixels wide in training and 64 in evaluation; --data.eval-size 40" in said.out, said
     said = sightline("evaluate", tmp_path / "run", "--data.eval-size=32")
     assert said.code == 3 and "it was trained on size (40, 40), found (32, 32)" in said.err, said

@@ -52,7 +52,7 @@ def test_facts_as_json(check, shapes):
         "classes without any": 0,
         "width": {"min": 64, "median": 64.0, "max": 64},
         "height": {"min": 64, "median": 64.0, "max": 64},
-        "same bytes twice": 0,
+        "duplicate files": 0,
     }
     assert found["splits"]["val"]["images"] == 40
 
@@ -81,11 +81,9 @@ def test_everything_that_is_wrong_is_listed_at_once(check, data):
         ("same image in train and val", "train", f"{names[3]}/00000.jpg"),
     }
     train_facts = json.loads(out)["splits"]["train"]
-    assert train_facts["same bytes twice"] == 5
+    assert train_facts["duplicate files"] == 5
     first = f"{names[4]}/00000.jpg"
-    assert train_facts["the first pairs"] == "; ".join(
-        [*(f"{first} and {names[4]}/again{i}.jpg" for i in range(3)), "2 more"]
-    )
+    assert train_facts["e.g."] == "; ".join([*(f"{first} and {names[4]}/again{i}.jpg" for i in range(3)), "2 more"])
     code, text, _ = check(data)
     assert code == 3
     for _, split, where in problems(out):
@@ -192,7 +190,7 @@ def test_usage(check, tmp_path, capsys):
     assert cli.main(["check", NAME]) == 2
     assert "--data.path" in capsys.readouterr().err
     assert cli.main(["check"]) == 2
-    assert "check what?" in capsys.readouterr().err
+    assert "check: which recipe?" in capsys.readouterr().err
     assert check(tmp_path / "nothing")[0] == 2
 
 

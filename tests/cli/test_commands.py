@@ -208,7 +208,7 @@ def test_prepare(sightline, tmp_path: Path):
     assert "shapes" in sightline("prepare", "--help").out
     for arguments in ([], ["images"]):
         refused = sightline("prepare", *arguments)
-        assert refused.code == 2 and "prepare what? Known: " in refused.err and "shapes" in refused.err
+        assert refused.code == 2 and "prepare what? Available: " in refused.err and "shapes" in refused.err
     assert sightline("prepare", "shapes").code == 2  # --out is missing
 
 
@@ -247,7 +247,7 @@ def test_every_warning_that_a_run_prints_is_in_its_log_once(sightline, shapes: P
     said.append(sightline("evaluate", run, *HERE[:2], "--train.eval-max-steps=1"))
     printed = [re.findall("^warning: (.*)", each.out, re.M) for each in said]
     assert [each.code for each in said] == [0, 0, 0] and [len(each) for each in printed] == [2, 2, 1], said
-    assert any(text.startswith("80 training images are few for random weights") for text in printed[0])
+    assert any(text.startswith("80 images are few for training from scratch") for text in printed[0])
     assert logged_warnings(run) == [text for each in printed for text in each]
 
 
@@ -272,7 +272,7 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path, monkey
     assert lines[1].startswith("1 epoch of 5 steps, batch 16, base rate 0.2, fp32 on ")
     assert lines.pop(2).startswith("cache ON: 80 decoded images of train need 1.2 MiB, ")
     assert lines.pop(2).startswith("cache ON: 40 decoded images of val need 0.6 MiB, ")
-    assert lines.pop(2).startswith("warning: 80 training images are few for random weights")
+    assert lines.pop(2).startswith("warning: 80 images are few for training from scratch")
     assert re.fullmatch(r"first step after [0-9.]+ s(, [0-9.]+ s of it for data)?: loss [0-9.]+", lines[2])
     assert re.fullmatch(r"epoch 1/1  loss [0-9.]+  top1 0\.\d{4} \(best so far\)  0:00:\d\d at [0-9,]+ img/s", lines[3])
     assert lines[4].startswith("  val  top5 0.")
@@ -321,7 +321,7 @@ def test_inspect_knows_short_epochs_and_what_learns(sightline, shapes: Path):
 
 def test_train_refuses_what_it_cannot_understand(sightline, tmp_path: Path):
     for arguments, message in (
-        ([], f"train what? Known: {NAME}"),
+        ([], f"train: which recipe? Available: {NAME}"),
         (["--config"], "--config needs a file"),
         (["resnet_50000"], "unknown recipe 'resnet_50000'"),
         ([tmp_path / "gone.py"], "does not exist"),
@@ -437,7 +437,7 @@ def test_evaluate_shows_every_class(sightline, run: Path):
     assert all(Path(row["path"]).is_file() and row["path"].endswith(row["name"]) for row in before["worst"])
     assert [row[0] for row in rows] == [row["class"] for row in before["tables"]["classes"]] and len(rows) == 10
     names = ["recall", "precision", "f1"]
-    assert all([*row[1:7:2], *row[7:]] == [*names, "of", "4"] for row in rows)
+    assert all([*row[1:7:2], *row[7:]] == [*names, "4", "images"] for row in rows)
     assert sum(float(row[2]) for row in rows) / 10 == pytest.approx(before["values"]["top1"], abs=1e-3)
     assert json.loads((run / "scores.json").read_text()) == before  # of the last epoch
     after = json.loads((run / "scores-ckpt-00000010.json").read_text())

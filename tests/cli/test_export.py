@@ -334,7 +334,7 @@ def test_the_code_of_a_hostile_pt2_never_runs(
     said = sightline("predict", *given, "--out", tmp_path / "out", "--no-draw", *HERE)
     if place == "input":
         assert said.code == 3 and "1 of 2 files cannot be read: evil.pt2" in said.err, said
-        assert "evil.pt2 is taken for an input, not for a network" in said.out
+        assert "evil.pt2 is read as an input, not as a network" in said.out
         assert [row["file"] for row in findings(tmp_path / "out")] == ["a.jpg"]
     else:
         assert said.code == 2 and "evil.pt2 is an exported program" in said.err, said

@@ -49,8 +49,8 @@ def test_prepare(prepare, folder, tmp_path):
     flags = ("--source", folder, "--out", out, "--dim", 3, "--jobs", 1, "--memory-gb", 0.5)
     found = "found the Decathlon's layout: 3 volumes with labels and 2 for testing, channels MRI, classes background, "
     found += "one, two\n"
-    assert prepare(*flags) == (0, f"{found}decathlon: cases of task 04 3, made now 3 in {out}\n", "")
-    assert prepare(*flags) == (0, f"{found}decathlon: cases of task 04 3, made now 0 in {out}\n", "")
+    assert prepare(*flags) == (0, f"{found}prepared 3 cases of task 04 in {out}\n", "")
+    assert prepare(*flags) == (0, f"{found}prepared 3 cases of task 04 in {out}; 3 of them were there already\n", "")
     assert read_plan(out).dim == 3
     code, _, err = prepare("--source", folder, "--out", out, "--dim", 2)
     assert code == 2 and f"{out} was begun with dim=3, now it is 2" in err
@@ -150,11 +150,13 @@ def test_download_of_a_task_whose_checksum_the_user_knows(download, prepare, ser
     known = ("--task", "04", "--sha256", hashlib.sha256(tar).hexdigest().upper())
     code, said, err = download(server.url, *known, "--size-bytes", len(tar))
     assert err == f"fetching {server.url}/Task04_Hippocampus.tar; the server has 60 s to answer\n"
-    assert code == 0 and said.endswith("decathlon: cases of task 04 3, made now 3 in prepared\n")
+    assert code == 0 and said.endswith("prepared 3 cases of task 04 in prepared\n")
     assert (
         sorted(os.listdir()) == ["Task04_Hippocampus.tar", "prepared"] and len(read_plan(Path("prepared")).cases) == 3
     )
-    assert download(server.url, *known)[1].endswith("cases of task 04 3, made now 0 in prepared\n")
+    assert download(server.url, *known)[1].endswith(
+        "prepared 3 cases of task 04 in prepared; 3 of them were there already\n"
+    )
     # A tar by name, which is there already; and what was unpacked is not fetched.
     assert download(server.url, *known, "--source", "Task04_Hippocampus.tar", "--out", "b")[0] == 0
     assert download(server.url, *known, "--source", tmp_path / "in", "--out", "c")[0] == 0
@@ -198,7 +200,7 @@ def test_a_download_that_broke_off_resumes(download, server, tar):
     assert Path("Task04_Hippocampus.tar.part").read_bytes() == tar[:20_000] and not Path("prepared").exists()
     server.cuts = [700]
     code, said, err = download(server.url, *known)
-    assert code == 0 and "bytes; try 2 of 6 in " in err and "made now 3" in said
+    assert code == 0 and "bytes; try 2 of 6 in " in err and "prepared 3 cases" in said
     assert [begin for _, begin in server.asked][-2:] == [20_000, 20_700]
 
 

@@ -19,7 +19,17 @@ from sightline.report.charts import line_chart
 from sightline.report.html import anchor
 
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--run.workers=0"]
-TITLES = ("Curves", "Most wrong samples", "Classes", "Confusions", "Scores", "Data", "Command", "Events", "Environment")
+TITLES = (
+    "Curves",
+    "Worst predictions",
+    "Classes",
+    "Confusion matrix",
+    "Scores",
+    "Data",
+    "Command",
+    "Events",
+    "Environment",
+)
 TITLES += ("Configuration",)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -103,13 +113,13 @@ def test_a_page_tells_the_run_and_refers_to_nothing_outside(sightline, run: Path
         "Other scores",
         "Learning rate",
         "Images per second",
-        "Waiting for data",
+        "Time spent waiting for data (fraction)",
     ):
         assert chart in page.text
     assert page.tags.count("svg") == 8 and "script" not in page.tags
     assert page.tags.count("img") == len(page.images) == min(12, len(scores["worst"])) + 1 > 1  # and samples.jpg
     assert len(page.links) == len(page.images) + len(TITLES)
-    assert not page.refreshes and "at work when" not in page.text
+    assert not page.refreshes and "running when" not in page.text
     assert not re.search(r"https?://|url\(|@import", (run / "report.html").read_text())
 
 
@@ -265,7 +275,7 @@ def test_truth_stands_beside_prediction(sightline, tmp_path: Path, recipe: str, 
         curve = {"class": None, "precision": [1.0, 0.5, 0.0]}
         rewritten(run / "scores-best.json", lambda scores: scores["tables"].update(precision_recall=[curve]))
         assert sightline("report", run).code == 0
-        assert "Precision over recall at IoU 0.5" in Page(run / "report.html").text
+        assert "Precision-recall curve at IoU 0.5" in Page(run / "report.html").text
     else:
         assert set(drawn["colours"]) <= set(page.text.split()) and "recall" in page.text
 

@@ -93,8 +93,8 @@ def test_the_last_screen_names_the_best_what_is_hardest_what_was_skipped_and_com
     assert len(screen) <= 12 and max(map(len, screen)) <= 80
     assert screen[0].startswith("finished: best top1 0.")
     assert re.fullmatch(r"results are in my run; evaluate and predict use ckpt-000000(05|10)", screen[1])
-    assert len([line for line in screen if re.search(r" recall 0\.\d{4} of 4$", line)]) == 3
-    assert len([line for line in screen if re.search(r"\w taken for \w+: [1-4] of 4$", line)]) == 3
+    assert len([line for line in screen if re.search(r" recall 0\.\d{4}  4 images$", line)]) == 3
+    assert len([line for line in screen if re.search(r"\w predicted as \w+: [1-4] of 4$", line)]) == 3
     assert "skipped:        1 sample, listed in my run/bad_samples.jsonl" in screen
     commands = [shlex.split(line) for line in screen[screen.index("next:") + 1 :]]
     assert [command[:3] for command in commands] == [["sightline", verb, "my run"] for verb in ("evaluate", "predict")]
@@ -150,8 +150,8 @@ def masked(line: str) -> str:
     line = re.sub(r", [\d.]+ s of it for data|; last [\d.]+ at epoch \d+", "", line)
     line = re.sub(r"\b(fp32|bf16) on .*", "PRECISION on DEVICE", line)
     line = re.sub(r"\((best so far|best [\d.]+)\)", "(STANDING)", line)
-    line = re.sub(r"(?<=  )\w+ +recall (?=[\d.]+ of)", "CLASS recall ", line)
-    line = re.sub(r"\w+ taken for \w+", "CLASS taken for CLASS", line)
+    line = re.sub(r"(?<=  )\w+ +recall (?=[\d.]+  \d+ images)", "CLASS recall ", line)
+    line = re.sub(r"\w+ predicted as \w+", "CLASS predicted as CLASS", line)
     line = re.sub(r"[^ ]*/val/\w+/", "PATH/", line)
     line = re.sub(r"(results are in|sightline evaluate|sightline predict|report:) [^ ;]+", r"\1 RUN", line)
     return re.sub(r"\d[\d.,:]*(e[+-]\d+)?", "N", line)
@@ -167,7 +167,7 @@ def test_the_documented_screens_are_those_of_the_command(sightline, shapes: Path
     here = {"demo/shapes/classification": str(shapes), "demo/run": str(tmp_path / "run"), "5": "2"}
     said = sightline(*(here.get(word, word) for word in shlex.split(command)[2:]), *SMALL, *HERE)
     assert said.code == 0, said
-    few = "warning: 80 training images are few "  # the documented run has 4,000
+    few = "warning: 80 images are few "  # the documented run has 4,000
     shown = [masked(line) for line in said.out.splitlines() if not line.startswith(few)]
     assert shown[: len(first)] == [masked(line) for line in first]
     assert shown[-len(last) :] == [masked(line) for line in last]

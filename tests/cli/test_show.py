@@ -190,8 +190,8 @@ def test_a_run_is_shown_with_its_own_fields_and_split(sightline, shapes: Path, t
 
 def test_wrong_words_get_the_usual_errors(sightline, shapes: Path, tmp_path: Path):
     for words, reason in (
-        (["show"], "show what? Known: "),
-        (["show", f"--data.path={shapes}", NAME], "show what? Known: "),
+        (["show"], "show: which recipe? Available: "),
+        (["show", f"--data.path={shapes}", NAME], "show: which recipe? Available: "),
         (["show", NAME, "--recipe", "own.py"], "--recipe is for runs that were made with your own recipe"),
         (["show", "resnet51"], "unknown recipe 'resnet51'; did you mean 'resnet50'"),
         (

@@ -162,7 +162,7 @@ def test_same_seed_same_bits_other_seed_other_bits(sightline, reference, tmp_pat
 def test_other_thread_count_warns(sightline, halfway, tmp_path):
     again = sightline.run(halfway(tmp_path / "run"), "--run.threads", "2", FAULT="term@train:1")
     assert again.code == 143, again
-    assert "threads was 1 and is 2: the last bits may differ" in again.warnings
+    assert "threads changed from 1 to 2; results may differ in the last bits" in again.warnings
 
 
 @pytest.mark.parametrize("stop", ["int", "kill"])

@@ -94,7 +94,7 @@ def test_run_folder_that_vanishes_ends_the_run(sightline, tmp_path, how):
     os.kill(started.pid, signal.SIGCONT)
     ended = started.wait()
     assert ended.code == 7, ended
-    assert f"run folder {out} was deleted or moved while this run was at work" in ended.stderr
+    assert f"run folder {out} was deleted or moved while this run was running" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert out.exists() == (how == "replaced")
     assert not (out / "checkpoints").exists() and not (out / "exit.json").exists(), "it is somebody else's folder"

@@ -160,6 +160,6 @@ def test_a_run_at_work_is_left_alone(tmp_path: Path):
     run = make_run(tmp_path / "model")
     with (run / ".lock").open("r+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="at work"):
+        with pytest.raises(UsageError, match="another run is using"):
             delete_run(run)
     assert run.is_dir()

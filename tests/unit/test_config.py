@@ -208,7 +208,7 @@ def test_sizes_of_evaluation_follow_the_size_unless_one_of_them_is_named(tmp_pat
     file.write_text("recipe: resnet50\ndata:\n  size: 112\n")
     assert sizes(file=file) == (112, 112, 128)
     lines = config.said("train", ["resnet50", "--config", str(file)]).resolved().lines
-    assert lines == ("data: eval_size 112, eval_resize 128, in proportion to the size that was typed",)
+    assert lines == ("evaluation size set to 112 (resized to 128 first) to match --data.size",)
     file.write_text("recipe: resnet50\ndata:\n  eval_size: 128\n  eval_resize: 146\n")
     assert sizes("--data.size=112", file=file) == (112, 128, 146)
 

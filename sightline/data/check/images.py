@@ -287,13 +287,13 @@ def _check_together(sources: dict[Split, Source], seen: dict[Split, list[SeenSam
 
 
 def same_bytes(named: Iterable[tuple[str, bytes]]) -> dict[str, object]:
-    """Return how many samples repeat the bytes of another, the first pairs and how many more there are."""
+    """Return how many files repeat the bytes of another, with the first pairs and how many more there are."""
     first: dict[bytes, str] = {}
     pairs = [(first.setdefault(digest, name), name) for name, digest in named if digest]
     again = [f"{one} and {other}" for one, other in pairs if one != other]
     more = [f"{len(again) - _SHOWN_PAIRS} more"] if len(again) > _SHOWN_PAIRS else []
-    named_pairs = {"the first pairs": "; ".join([*again[:_SHOWN_PAIRS], *more])} if again else {}
-    return {"same bytes twice": len(pairs) - len(first), **named_pairs}
+    named_pairs = {"e.g.": "; ".join([*again[:_SHOWN_PAIRS], *more])} if again else {}
+    return {"duplicate files": len(pairs) - len(first), **named_pairs}
 
 
 def spread(values: Sequence[int]) -> dict[str, float]:

@@ -153,12 +153,12 @@ class SegmentationDataset(Dataset):
     def _nvol_note(self, global_batch: int) -> str:
         """Say why a batch is made of more volumes than `nvol`; "" if it is not."""
         wanted, nvol = max(1, self.config.nvol), global_batch // self.samples_per_item(global_batch)
-        if self.config.dim == 3 or nvol == wanted:
+        if self.config.dim == 3 or nvol == wanted or self.shapes[:, 0].max() == 1:  # images have no slices to share
             return ""
         shallowest = int(self.shapes[:, 0].argmin())
         name, slices = self.source.name(shallowest), self.shapes[shallowest, 0]
-        return f"a batch of {global_batch} slices needs {nvol} volumes, more than data.nvol={wanted}: " + (
-            f"the shallowest, {name}, has {slices} slices, and all volumes of a batch give equally many"
+        return f"a batch of {global_batch} slices takes {nvol} volumes, more than data.nvol={wanted}: " + (
+            f"every volume of a batch gives equally many slices, and {name} has only {slices}"
             if global_batch % wanted == 0
             else f"{wanted} does not divide the batch"
         )

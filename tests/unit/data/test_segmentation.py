@@ -127,8 +127,8 @@ def test_nvol_rises_until_no_slice_is_padding(data: SegmentationData, batch: int
     assert dataset.shapes[:, 0].min() == 5
     assert bound.samples_per_item * found == batch
     note = " ".join(bound.notes)
-    assert (f"needs {found} volumes, more than data.nvol={nvol}:" in note) == (found != nvol)
-    assert ("case1, has 5 slices" in note) == (batch % nvol == 0 and found != nvol)
+    assert (f"takes {found} volumes, more than data.nvol={nvol}:" in note) == (found != nvol)
+    assert ("case1 has only 5" in note) == (batch % nvol == 0 and found != nvol)
     plain = replace(data, nvol=nvol, augment="off").open("train", 0).bind(CPU, batch)
     assert all((plain.load(0, index)["image"] > 0).all() for index in range(len(dataset)))
 

@@ -88,7 +88,7 @@ def test_the_origin_of_a_value_is_in_the_run_and_comes_back(ten: Path, tmp_path:
     lines = why(settings.differing())
     assert "train.epochs 1: epochs=" in lines
     assert any(line.startswith("train.global_batch 4: 8 + 2 images") for line in lines), lines
-    assert any(line.startswith("data.eval_size 24: in proportion to data.size") for line in lines), lines
+    assert any(line.startswith("data.eval_size 24: matches data.size") for line in lines), lines
     assert not any(line.startswith(("train.seed", "optimizer.momentum")) for line in lines)
     state = json.loads((result.folder / "checkpoints" / "ckpt-00000002" / "state.json").read_text())
     assert state["origins"]["train.epochs"] == "flag: epochs="

@@ -9,6 +9,7 @@ import pytest
 
 from sightline import cli, config
 from sightline.data.sources import decathlon
+from sightline.hardware import devices
 
 MASKS = runpy.run_path(str(Path(__file__).resolve().parents[1] / "data/prepare/raw_layouts.py"))
 
@@ -108,3 +109,9 @@ def test_a_run_that_began_with_one_step_in_an_epoch_keeps_its_batch(flat: Path, 
     (tmp_path / "run" / below / "config.yaml").write_text("train:\n  global_batch: 16\n")
     assert batch_of("demo_segmentation", flat, f"--run.out={tmp_path / 'run'}") == ""
     assert batch_of("demo_segmentation", flat, f"--run.out={tmp_path / 'other'}") == "8"
+
+
+def test_images_have_no_slices_to_share_among_volumes(flat: Path):
+    data = config.load("demo_segmentation", [f"--data.path={flat}"])[0].data
+    bound = data.open("train", 0).bind(devices.select("cpu"), 8)
+    assert 8 // bound.samples_per_item == 8 > data.nvol and not any("nvol" in note for note in bound.notes)

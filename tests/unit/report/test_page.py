@@ -94,7 +94,7 @@ def test_the_numbers_of_a_run(tmp_path: Path):
         ("top1 0.7500", "best, epoch 1"),
         ("top1 0.5000", "last, epoch 2"),
         ("2 of 4", "epochs"),
-        ("1:01:01", "time at work"),
+        ("1:01:01", "training time"),
         ("200", "images per second"),  # the median of five
     ]
     assert table_of(html, "score") == [
@@ -105,7 +105,7 @@ def test_the_numbers_of_a_run(tmp_path: Path):
         ["samples", "16", "16"],
     ]
     assert table_of(html, "class") == [
-        ["class", "recall", "precision", "samples"],
+        ["class", "recall", "precision", "images"],
         ["cat", "0.2500", "-", "4"],
         ["dog", "0.7500", "1.5000", "12"],
     ]
@@ -200,20 +200,26 @@ def test_the_only_evaluation_is_not_shown_twice(tmp_path: Path):
     assert table_of(page_of(run), "score")[0] == ["score", "last, epoch 1"]
 
 
+def test_sections_that_were_renamed_keep_their_links(tmp_path: Path):
+    html = page_of(write_run(tmp_path / "run"))
+    assert '<a href="#most-wrong-samples">Worst predictions</a>' in html and '<section id="confusions"' in html
+    assert '<a href="#curves">Curves</a>' in html and '<section id="most-wrong-samples"' in html
+
+
 def test_confusions_are_shares_of_the_true_class(tmp_path: Path):
     run = write_run(tmp_path / "run")
     html = page_of(run)
     cells = re.findall(r'<td class="(good|wrong)" style="--v:(\d+)%" title="([^"]*)">(\d*)</td>', html)
     assert cells == [
-        ("good", "25", "cat taken for cat: 1", "1"),
-        ("wrong", "75", "cat taken for dog: 3", "3"),
-        ("good", "100", "dog taken for dog: 12", "12"),
+        ("good", "25", "cat predicted as cat: 1", "1"),
+        ("wrong", "75", "cat predicted as dog: 3", "3"),
+        ("good", "100", "dog predicted as dog: 12", "12"),
     ]
     scores = json.loads((run / "scores-best.json").read_text())
     pairs = [{"class": f"c{n}", "predicted": "dog", "samples": 99 - n} for n in range(21)]
     scores["tables"] = {"confusion": [*pairs[:3], {"class": "?", "predicted": "?", "samples": None}, *pairs[3:]]}
     (run / "scores-best.json").write_text(json.dumps(scores))
-    shown = next(table for table in tables(page_of(run)) if table[0] == ["class", "taken for", "samples"])
+    shown = next(table for table in tables(page_of(run)) if table[0] == ["class", "predicted as", "samples"])
     assert shown[1:] == [[f"c{n}", "dog", str(99 - n)] for n in range(20)]
 
 
@@ -339,7 +345,10 @@ def test_the_worst_samples_are_drawn_as_far_as_the_page_has_room(tmp_path: Path)
         re.sub("<br>|<[^>]*>", lambda tag: " " * (tag[0] == "<br>"), figure.split("figcaption")[1])
         for figure in figures
     ]
-    assert said == [">cat taken for no class, loss 2.5000, samples 3 a.jpg</", ">2 of 5 missed, 1 wrong b.jpg</"]
+    assert said == [
+        ">cat predicted as no class, loss 2.5000, samples 3 a.jpg</",
+        ">2 of 5 objects missed, 1 wrong b.jpg</",
+    ]
     assert re.findall("<small>(truth|prediction|image)</small>", html) == ["truth", "prediction"]
     assert '<i style="background:#00ff00"></i>cat</span></p>' in html and '<div class="samples wide">' in html
     (run / "drawings.json").write_text(json.dumps({"step": 4, "drawings": drawings}))  # of other scores

@@ -47,7 +47,7 @@ def test_scores_of_a_long_run_refresh_the_page(log: RunLog, monkeypatch: pytest.
     assert (
         "top1 0.5000" in text
         and 'http-equiv="refresh" content="60"' in text
-        and "at work when this was written" in text
+        and "running when this was written" in text
     )
     monkeypatch.setattr(refresh, "EVERY_S", 1e6)
     log.training(0, 3, SIZE, {"loss": 2.0})
@@ -71,7 +71,7 @@ def test_the_process_imports_nothing_from_the_current_folder_or_the_run(log: Run
     monkeypatch.setattr(refresh, "EVERY_S", 0)
     log.training(0, 1, SIZE, {"loss": 2.0})
     assert log._page._child.wait(60) == 0
-    assert "at work when this was written" in (run / "report.html").read_text()
+    assert "running when this was written" in (run / "report.html").read_text()
     assert not (run / "ran").exists()
 
 

@@ -130,7 +130,7 @@ def test_tiles_stand_in_rows_of_six_with_their_words_below(written):
     [(title_left, title_y)], [(second_left, _)] = written["one;"], written["two"]
     assert title_left == 8 < second_left and title_y < draws[0][1]
     for number, (left, _, _, bottom) in enumerate(boxes):
-        name = names[number] if number < 7 else f"draw {number - 6}"
+        name = names[number] if number < 7 else f"variant {number - 6}"
         [(label_x, label_y)], [(name_x, name_y)] = written[f"class {number}"], written[name]
         assert label_x == name_x == left - 50 and bottom < label_y < name_y < bottom + 60
     assert drawn.shape[0] - second[3] == second[1] - first[0][3], "the last row has as much room as the others"

@@ -132,7 +132,7 @@ def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(time, "sleep", sleep)
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(PeerLost, match="another attempt of this command is at work") as raised:
+    with pytest.raises(PeerLost, match="another attempt of this command is using") as raised:
         RunLog(tmp_path, attempt=SECOND)
     assert os.listdir("/proc/self/fd") == before, f"open as long as somebody holds {raised.value!r}"
     old.folder.prove_ours()
@@ -143,7 +143,7 @@ def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypat
 def test_another_command_is_refused(tmp_path: Path, attempt: Attempt):
     held = RunLog(tmp_path, attempt=Attempt("none", "launcher 6", 0, 2))
     before = os.listdir("/proc/self/fd")
-    with pytest.raises(UsageError, match=f"another run is at work in .* .pid {os.getpid()} on ") as raised:
+    with pytest.raises(UsageError, match=f"another run is using .* .pid {os.getpid()} on ") as raised:
         RunLog(tmp_path, attempt=attempt)
     assert os.listdir("/proc/self/fd") == before, f"open as long as somebody holds {raised.value!r}"
     held.release()
@@ -165,6 +165,6 @@ def test_a_lock_that_was_replaced_before_it_was_held_is_not_the_folders(tmp_path
     log = RunLog(tmp_path, attempt=FIRST)
     assert held[0].closed and not held[1].closed and len(held) == 2
     log.folder.prove_ours()
-    with pytest.raises(UsageError, match="another run is at work"):
+    with pytest.raises(UsageError, match="another run is using"):
         RunLog(tmp_path, attempt=Attempt())
     log.release()

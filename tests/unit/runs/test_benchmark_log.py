@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_written_is_usage(tmp_path: Path):
 def test_a_run_that_is_refused_its_folder_leaves_the_log_of_the_first_alone(tmp_path: Path):
     first = RunLog(tmp_path / "run")
     flags = [f"--run.out={tmp_path / 'run'}", f"--run.benchmark-log={tmp_path / 'log'}", "--run.device=cpu"]
-    with pytest.raises(UsageError, match="another run is at work"):
+    with pytest.raises(UsageError, match="another run is using"):
         api.train(*api.load("demo_classification", flags))
     first.close(0, "finished")
     assert not (tmp_path / "log").exists()

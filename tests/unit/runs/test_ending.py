@@ -55,12 +55,12 @@ def test_a_classifier():
     assert lines == [
         "finished: best top1 0.4545 at epoch 5; last 0.4298 at epoch 10",
         "results are in my runs/one; evaluate and predict use ckpt-00000225",
-        "worst classes:  a very long name of a...  recall 0.1000 of 50",
-        "                猫                        recall 0.2500 of 40",
-        "                cat                       recall 0.5000 of 40",
-        "mistakes:       cat taken for dog: 12 of 40",
-        "                猫 taken for cat: 9 of 40",
-        "                cat taken for 猫: 8 of 40",
+        "worst classes:  a very long name of a...  recall 0.1000  50 images",
+        "                猫                        recall 0.2500  40 images",
+        "                cat                       recall 0.5000  40 images",
+        "mistakes:       cat predicted as dog: 12 of 40",
+        "                猫 predicted as cat: 9 of 40",
+        "                cat predicted as 猫: 8 of 40",
         "skipped:        2 samples, listed in my runs/one/bad_samples.jsonl",
         "next:",
         "  sightline evaluate 'my runs/one'",
@@ -76,9 +76,9 @@ def test_a_detector_and_a_segmentation():
     lines = ending.as_text(write(Path("ssd"), found), "ckpt-00000004").splitlines()
     assert lines[0] == "finished: best ap 0.2000 at epoch 1"
     assert [line.split()[-5:] for line in lines[2:5]] == [
-        [name, "ap", ap, "of", "7"] for name, ap in (("b", "0.1000"), ("c", "0.2000"), ("a", "0.3000"))
+        [name, "ap", ap, "7", "objects"] for name, ap in (("b", "0.1000"), ("c", "0.2000"), ("a", "0.3000"))
     ]
-    assert lines[-1] == "  sightline predict ssd IMAGE" and "taken for" not in "\n".join(lines)
+    assert lines[-1] == "  sightline predict ssd IMAGE" and "predicted as" not in "\n".join(lines)
     organs = [{"class": "liver", "label": "L1", "dice": 0.9}, {"class": "spleen", "label": "L2", "dice": 1.0}]
     found |= {"values": {"dice": 0.95, "samples": 9.0, "skipped": 1.0}, "tables": {"classes": organs}}
     lines = ending.as_text(write(Path("unet"), found), "ckpt-00000004").splitlines()

@@ -185,7 +185,7 @@ def test_other_ranks_keep_silent_and_write_only_their_bad_samples(folder: Path, 
 
 def test_two_runs_in_one_folder_are_refused(folder: Path):
     first = RunLog(folder)
-    with pytest.raises(UsageError, match=rf"another run is at work in .*pid {os.getpid()} on .*--run.out DIR"):
+    with pytest.raises(UsageError, match=rf"another run is using .*pid {os.getpid()} on .*--run.out DIR"):
         RunLog(folder)
     first.close(0, "finished")
     RunLog(folder).close(0, "finished")

@@ -70,7 +70,7 @@ def test_a_start_says_what_is_trained_on_what_and_for_how_long(tmp_path: Path, c
 
 def test_another_recipe_or_other_data_are_refused_with_what_has_changed(tmp_path: Path):
     train(tmp_path, "--train.epochs=2", "--train.max-steps=1", "--optimizer.lr=0.1")
-    changed = r"was made with another recipe:\n  optimizer.lr: 0.1 -> 0.2\nGive the old values back"
+    changed = r"was made with another recipe:\n  optimizer.lr: 0.1 -> 0.2\nRestore the old values"
     with pytest.raises(UsageError, match=changed):
         train(tmp_path, "--train.epochs=2", "--optimizer.lr=0.2")
     data = "--data.path=synthetic:classes=10,samples=32,size=24"

@@ -153,5 +153,5 @@ def test_only_packages_that_have_changed_are_named(tmp_path: Path, capsys):
     capsys.readouterr()
     train(tmp_path, *flags)
     shown = capsys.readouterr().out
-    assert f"warning: torch was 1.0 and is {version('torch')}: the last bits may differ\n" in shown
-    assert "warning: gone was 2 and is absent: " in shown and shown.count("may differ") == 2 and "{" not in shown
+    assert f"warning: torch changed from 1.0 to {version('torch')}; results may differ in the last bits\n" in shown
+    assert "warning: gone changed from 2 to absent; " in shown and shown.count("may differ") == 2 and "{" not in shown

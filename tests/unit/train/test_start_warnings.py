@@ -54,7 +54,7 @@ def test_no_recipe_warns_about_its_own_defaults(name: str):
 def test_few_images_and_random_weights_lead_to_fine_tuning(name: str, tmp_path):
     data = f"--data.path={tmp_path}"
     (line,) = told(name, data, images=1000)
-    assert line.startswith("1000 training images are few for random weights, which may learn nothing")
+    assert line.startswith("1000 images are few for training from scratch")
     command = line.partition("sightline train ")[2].split()
     assert config.load(command[0], command[1:])[0].model.weights.startswith("torchvision:resnet")  # as it is shown
     assert command[0] == name.replace("demo", "finetune") and command[2] == str(tmp_path)

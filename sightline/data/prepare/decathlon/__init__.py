@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -182,8 +182,16 @@ def _finished(options: DecathlonOptions, place: Path, journal: Journal) -> dict[
 
 
 def _counts(plan: VolumePlan, made: int) -> dict[str, int]:
-    what = "cases of a task of its own" if plan.task == OWN else f"cases of task {plan.task}"
+    what = "cases" if plan.task == OWN else f"cases of task {plan.task}"
     return {what: len(plan.cases), "made now": made}
+
+
+def describe(counts: Mapping[str, int], out: Path) -> str:
+    """Say what was prepared, e.g. `prepared 30 cases in DIR`."""
+    (what, cases), made = next(iter(counts.items())), counts["made now"]
+    earlier = f"; {cases - made} of them were there already" if made < cases else ""
+    what = what.replace("cases", "case") if cases == 1 else what
+    return f"prepared {cases} {what} in {out}{earlier}"
 
 
 def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:

@@ -133,15 +133,21 @@ def _classes(values: Sequence[int], raw: Raw) -> tuple[tuple[str, ...], str]:
         return ("background", "class 1"), f"2 classes, 0 and 255 in the {what}"
     highest = max(values)
     if highest < 1:
-        raise BadData(f"{raw.root}: all {what} are 0, so there is no class to learn; check them")
+        raise BadData(f"{_labels_of(raw)}: all {what} are 0, so there is no class to learn; check them")
     if missing := sorted(set(range(1, highest)) - set(values)):
         raise BadData(
-            f"{raw.root}: the {what} hold the numbers {first_of(values, 8)}, but no {missing[0]}; classes must be "
-            "numbered 0, 1, 2, ... without gaps (or 0 and 255): number them again; soft edges come from resized or "
-            "lossy masks"
+            f"{_labels_of(raw)}: the {what} contain the values {first_of(values, 8)}, but no {missing[0]}; classes "
+            "must be numbered 0, 1, 2, ... without gaps (or 0 and 255): renumber them (values in between come from "
+            "resized or lossy masks)"
         )
     assert highest < MAX_CLASSES, "labels are bytes"
     return ("background", *(f"class {number}" for number in range(1, highest + 1))), f"classes by the {what}' values"
+
+
+def _labels_of(raw: Raw) -> Path:
+    """Return the folder of the labels, as it was given."""
+    folder = raw.root / Path(raw.training[0].label or "").parent
+    return folder if folder.name else folder.absolute()
 
 
 def _read(out: Path, stamps: str) -> list[Seen] | None:

@@ -97,7 +97,7 @@ FACTS = {
     "classes without any": 0,
     "width": {"min": 40, "median": 40.0, "max": 40},
     "height": {"min": 30, "median": 30.0, "max": 30},
-    "same bytes twice": 0,
+    "duplicate files": 0,
     "boxes per class": {"person": 5, "car": 5},
 }
 

@@ -74,7 +74,7 @@ FOLDERS = {
     ),
     "gap": (
         lambda root: set_value(root, "masks", "c1.nii.gz", 5),
-        "hold the numbers 0, 1, 2, 5, but no 3; classes must",
+        "masks: the labels contain the values 0, 1, 2, 5, but no 3; classes must",
     ),
     "nothing": (
         lambda root: [save(root / "masks" / f"c{n}.nii.gz", 0 * volume(n)[1]) for n in range(4)],
@@ -235,7 +235,7 @@ IMAGES = {
     ),
     "soft edges": (
         lambda root: save_image(root / "masks" / "p1.png", photo(1)[1] * 200),
-        "the numbers 0, 200, 255, but no 1",
+        "masks: the masks contain the values 0, 200, 255, but no 1; .*: renumber them",
     ),
     "16 bits": (
         lambda root: save_image(root / "masks" / "p1.png", photo(1)[1].astype(np.uint16) * 999),
