@@ -316,7 +316,7 @@ def read_yaml(place: Path, data: bytes) -> None:
     path.write_bytes(data)
     with contextlib.suppress(config.UsageError):
         config.recipe_named_in(path)
-    store.read_file(path, Settings(demo(), Run()))
+    store.put_file(Settings(demo(), Run()), path)
 
 
 def plan_seeds() -> list[bytes]:

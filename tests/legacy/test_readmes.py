@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sightline import cli, config
+from sightline.recipe import options
 
 HERE = Path(__file__).parent
 PAGES = runpy.run_path(str(HERE / "pages.py"))
@@ -70,9 +71,9 @@ def test_what_a_command_becomes_is_parsed_by_our_own_commands(readme: str, monke
         parse(*arguments, **named)
         raise SystemExit(0)
 
-    said, parse = config.said, cli.parse_options
+    said, parse = config.said, options.parse_options
     monkeypatch.setattr(config, "said", said_only)
-    monkeypatch.setattr(cli, "parse_options", parse_only)
+    monkeypatch.setattr(options, "parse_options", parse_only)
     for words in dict.fromkeys(words for command in READMES[readme] for words in command.words):
         if words[0] in ("train", "benchmark", "launch", "prepare"):
             with pytest.raises(SystemExit) as end:

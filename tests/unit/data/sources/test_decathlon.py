@@ -248,7 +248,7 @@ def test_a_prepared_folder_decides_the_task_unless_one_was_typed(prepared):
     data = SegmentationData(path=str(prepared), task="01")
     found = data.look(Path("runs/none"), ())
     assert found.fields == {"task": "own"} and found.line == f"data: {describe_found(str(prepared))}"
-    assert found.said == f"9 + 3 cases (fold 0 of 5) of task own in {prepared.name}"
+    assert found.said == f"12 cases of task own in {prepared.name}"
     assert found.steps is not None and found.steps(4) == 9  # each has four slices or more
     assert data.look(Path("runs/none"), {"task"}).fields == {}
     assert SegmentationData(path="synthetic:samples=8").look(Path("runs/none"), ()) == DataFacts()
