@@ -72,7 +72,7 @@ def check(flags: Sequence[str]) -> None:
     from sightline.recipe.settings import Origin
 
     rest, wants_all_folds = config.without_all_folds(rest)  # one fold's two splits are all samples, too
-    told = config.said("check", rest, _own(parser))
+    told = config.asked("check", rest, _own(parser))
     if not _among_ranks():
         told.refuse_missing_data()
     resolved = told.resolved()  # the check itself lists all that is wrong with the data
@@ -131,7 +131,7 @@ def train(flags: Sequence[str]) -> None:
         _print_help(config.recipe_asked(flags))
         return
     rest, wants_all_folds = config.without_all_folds(flags)
-    told = config.said("train", rest)
+    told = config.asked("train", rest)
     if not _among_ranks():
         told.refuse_missing_data()
     if terminal.is_command():  # a script that calls us may fork later
@@ -397,7 +397,7 @@ def inspect(flags: Sequence[str]) -> None:
         settings = config.of_run("inspect", Path(rest[0]), rest[1:], arguments.recipe, _own(parser))
     else:
         _refuse_recipe_of_no_run(arguments.recipe)
-        settings = config.said("inspect", rest, _own(parser)).resolved().settings
+        settings = config.asked("inspect", rest, _own(parser)).resolved().settings
     recipe, run = settings.build()
     recipe.train.require_batch("inspect")
     from sightline.measure import inspect as measure
@@ -566,7 +566,7 @@ def _resolved(command: str, words: Sequence[str], own: Collection[str] = (), tel
     """Return the recipe and run of a command's words, with a number for the batch, which no run has measured."""
     from sightline import config
 
-    told = config.said(command, words, own)
+    told = config.asked(command, words, own)
     if command in ("evaluate", "show") and not _among_ranks():
         told.refuse_missing_data()
     resolved = told.resolved(needs_data=tells and not _among_ranks())

@@ -30,7 +30,7 @@ __all__ = ["Recipe", "Resolved", "Run", "TrainConfig"]
 
 
 @dataclass(frozen=True)
-class Said:
+class Asked:
     """A recipe with what its user said about it, checked; the data have not been looked at."""
 
     name: str  # of the recipe, or the path of its file
@@ -58,10 +58,10 @@ class Said:
 
     def resolved(self, needs_data: bool = False) -> Resolved:
         """Look at the model and the data; return the frozen recipe."""
-        return resolve.ask(self.settings, needs_data)
+        return resolve.decide(self.settings, needs_data)
 
 
-def said(command: str, words: Sequence[str], own: Collection[str] = ()) -> Said:
+def asked(command: str, words: Sequence[str], own: Collection[str] = ()) -> Asked:
     """Read the words behind a command: a recipe or --config FILE, then flags, which may be short ones. `own` are the
     flags of the command itself, for suggestions."""
     file, rest = _config_in(words)
@@ -74,14 +74,14 @@ def said(command: str, words: Sequence[str], own: Collection[str] = ()) -> Said:
             )
         name = recipe_named_in(file)
     settings = Settings(recipes.load(name), Run())
-    settings = resolve.said(settings, rest, file=file, of=f"{command} {name}", own=own)
-    return Said(name, settings, settings.part("run"))
+    settings = resolve.read(settings, rest, file=file, of=f"{command} {name}", own=own)
+    return Asked(name, settings, settings.part("run"))
 
 
 def load(name: str, flags: Given = (), config: Path | None = None) -> tuple[Recipe, Run]:
     """Load the recipe `name`, changed by a YAML file and then by flags."""
-    settings = resolve.said(Settings(recipes.load(name), Run()), flags, file=config)
-    resolved = resolve.ask(settings, needs_data=False)
+    settings = resolve.read(Settings(recipes.load(name), Run()), flags, file=config)
+    resolved = resolve.decide(settings, needs_data=False)
     return resolved.recipe, resolved.run
 
 
@@ -93,8 +93,8 @@ def named(recipe: str, *given: Given) -> Resolved:
     file, rest = _config_in(words)
     given = (rest, *(each for each in given if isinstance(each, Mapping | str)))
     name = recipe_named_in(file) if file and recipe.endswith((".yaml", ".yml")) else recipe
-    settings = resolve.said(Settings(recipes.load(name), Run()), *given, file=file, of=f"train {name}")
-    told = Said(name, settings, settings.part("run"))
+    settings = resolve.read(Settings(recipes.load(name), Run()), *given, file=file, of=f"train {name}")
+    told = Asked(name, settings, settings.part("run"))
     if is_alone := launch.detect(os.environ) is None:  # else other ranks would wait for one that ends this early
         told.refuse_missing_data()
     return told.resolved(needs_data=is_alone)
@@ -105,7 +105,7 @@ def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
     settings = Settings.of(recipe, run)
     if recipe.name in recipes.names():
         settings = settings.typed_beside(recipes.load(recipe.name))
-    return resolve.ask(resolve.said(settings, *given), needs_data=True)
+    return resolve.decide(resolve.read(settings, *given), needs_data=True)
 
 
 def of_run(
@@ -115,7 +115,7 @@ def of_run(
     file = config_of(folder)
     name = recipe_file or recipe_named_in(file)
     settings = store.put_run(Settings(recipes.load(name), Run()), file)
-    return resolve.said(settings, words, of=f"{command} {name}", own=own)
+    return resolve.read(settings, words, of=f"{command} {name}", own=own)
 
 
 def of_stored(
@@ -136,7 +136,7 @@ def of_stored(
             settings, Origin.STORED, parts, "the checkpoint's recipe", lambda name: (origins or {}).get(name, "")
         )
     try:
-        changed = resolve.said(settings, *given)
+        changed = resolve.read(settings, *given)
         changed.part("model").refuse_unknown()
         return changed
     except UsageError:

@@ -1,4 +1,4 @@
-"""Former defaults of recipes: a run that was started with them keeps them on resume."""
+"""Values that a recipe had in earlier versions: a run that was started with them keeps them on resume."""
 
 from __future__ import annotations
 
@@ -7,29 +7,15 @@ from typing import Any
 
 from sightline.errors import UsageError
 from sightline.files.checkpoint_folder import run_of
-from sightline.files.plain_yaml import read_yaml
 from sightline.recipe.settings import Origin, Settings, plain
-
-# Absolute rates for batch 2,048, used at any batch.
-RESNET50: dict[str, Any] = {
-    "optimizer.lr_for_batch": 0,
-    "schedule.kind": "table",
-    "schedule.unit": "step",
-    "schedule.drop_epochs": (),
-    "schedule.warmup_epochs": 0.0,
-    "schedule.warmup_factor": 0.0,
-    "schedule.table_epochs": (1, 2, 3, 4, 30, 60, 80),
-    "schedule.table_rates": (0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0.0008),
-}
-FORMER: dict[str, dict[str, Any]] = {"resnet50": RESNET50}
 
 
 def as_started(settings: Settings, folder: Path, resume: str) -> Settings:
-    """Return the settings with the recipe's former defaults if the run in `folder`, or else that of `resume`, was
+    """Return the settings with the recipe's former values if the run in `folder`, or else that of `resume`, was
     started with them."""
     former = {
         name: value
-        for name, value in FORMER.get(settings.recipe.name, {}).items()
+        for name, value in settings.recipe.former.items()
         if settings[name].origin is Origin.RECIPE and value != settings.own(name)
     }
     stored = (_stored(folder) or _stored(run_of(Path(resume)))) if former else {}
@@ -42,6 +28,8 @@ def as_started(settings: Settings, folder: Path, resume: str) -> Settings:
 
 
 def _stored(folder: Path) -> dict[str, Any]:
+    from sightline.files.plain_yaml import read_yaml
+
     try:
         return dict(read_yaml(folder / "config.yaml"))
     except UsageError:

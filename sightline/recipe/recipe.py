@@ -151,6 +151,8 @@ class Recipe:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where values come from that are not the recipe's own: {"optimizer.lr": "flag: --lr"}; those of the run too."""
 
+    former: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """Values that this recipe had in earlier versions: a run that was started with them keeps them on resume."""
     resolved: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The values that had these origins, so that one which a script replaces later counts as its own word."""
 

@@ -1,6 +1,6 @@
 """The one way to a frozen recipe: what a user says, then what follows from it, each value with its origin.
 
-`said` takes a file and flags, and checks them; nothing slow is imported. `ask` then asks the model, the fields that
+`read` takes a file and flags, and checks them; nothing slow is imported. `decide` then asks the model, the fields that
 follow others, and the data, each only for fields that nobody typed.
 """
 
@@ -33,7 +33,7 @@ class Resolved:
     lines: tuple[str, ...] = ()  # what was decided, for the user
 
 
-def said(
+def read(
     settings: Settings, *given: flags.Given, file: Path | None = None, of: str = "", own: Collection[str] = ()
 ) -> Settings:
     """Return settings with what a config file and then flags say. UsageError for a wrong name or value, and for parts
@@ -42,8 +42,8 @@ def said(
     values: dict[str, Any] = {}
     typed_as: dict[str, str] = {}
     for each in given:
-        read, words = flags.read(each, hints, of, own)
-        values, typed_as = values | read, typed_as | words
+        more, words = flags.read(each, hints, of, own)
+        values, typed_as = values | more, typed_as | words
     if file:
         settings = store.put_file(settings, file)
     settings = settings.put(Origin.FLAG, values, typed_as)
@@ -57,14 +57,15 @@ def run_fields(*given: flags.Given) -> dict[str, Any]:
     return {name: value for each in given for name, value in flags.fields_among(each, hints).items()}
 
 
-def ask(settings: Settings, needs_data: bool) -> Resolved:
+def decide(settings: Settings, needs_data: bool) -> Resolved:
     """Return the recipe with what the model, the data and other fields decide. `needs_data` raises what is wrong with
     the data; else those who open them report it."""
     lines = []
     folder = Path(settings["run.out"].value or f"runs/{settings.recipe.name}")
     started = as_started(settings, folder, settings["run.resume"].value)
     if started is not settings:
-        lines.append("the run keeps the rates that it was started with; in a new one they scale with the batch")
+        kept = ", ".join(name for name in started.values if name not in settings.values)
+        lines.append(f"the run keeps what {settings.recipe.name} had when it was started: {kept}")
         settings = started
     model = settings.part("model")
     model.refuse_unknown()

@@ -34,11 +34,12 @@ IN_PYTHON = "set in Python"
 
 @dataclass(frozen=True)
 class Value:
-    """The value of a field. `said` is what set it, for messages and the report: "--lr", "8 + 2 images in pets"."""
+    """The value of a field. `because` is what set it, for messages and the report: "--lr", "8 + 2 images in pets"."""
 
     value: Any
     origin: Origin
-    said: str = ""
+    because: str = ""
+    is_implied: bool = False  # returned to a default where the user named another field
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,11 @@ class Settings:
         settings = cls(recipe, run)
         known, values = settings.hints(), {}
         for name, text in recipe.origins.items():
-            origin, _, said = text.partition(": ")
+            origin, _, because = text.partition(": ")
             if name in known and recipe.resolved.get(name, settings.own(name)) != settings.own(name):
                 values[name] = Value(settings.own(name), Origin.FLAG, IN_PYTHON)
             elif name in known and origin.upper() in Origin.__members__:
-                values[name] = Value(settings.own(name), Origin[origin.upper()], said)
+                values[name] = Value(settings.own(name), Origin[origin.upper()], because)
         return replace(settings, values=values)
 
     def typed_beside(self, base: Recipe) -> Settings:
@@ -85,21 +86,19 @@ class Settings:
             found |= {f"{name}.{each.name}": of_part[each.name] for each in dataclasses.fields(part) if each.init}
         return found
 
-    def put(self, origin: Origin, given: Mapping[str, Any], said: str | Mapping[str, str] = "") -> Settings:
+    def put(self, origin: Origin, given: Mapping[str, Any], because: str | Mapping[str, str] = "") -> Settings:
         """Return settings with another layer, whose values have the types of their fields. Where a later origin has
-        set a field already, that stays. `said` may be one text for each field."""
+        set a field already, that stays. `because` may be one text for each field."""
         values = dict(self.values)
         for name, part in self.parts.items():
             own = {key.partition(".")[2]: value for key, value in given.items() if key.startswith(f"{name}.")}
             implied = part.implied(own) if own and hasattr(part, "implied") else {}
-            because = ", ".join(dict.fromkeys(filter(None, (_said(said, f"{name}.{key}") for key in own))))
+            reasons = {key: because if isinstance(because, str) else because.get(f"{name}.{key}", "") for key in own}
+            of_all = ", ".join(dict.fromkeys(filter(None, reasons.values())))
             for key, value in {**implied, **own}.items():
                 old = values.get(f"{name}.{key}")
-                if key not in own and value == (old.value if old else getattr(part, key)):
-                    continue
                 if old is None or old.origin <= origin:
-                    text = _said(said, f"{name}.{key}") if key in own else because
-                    values[f"{name}.{key}"] = Value(value, origin, text)
+                    values[f"{name}.{key}"] = Value(value, origin, reasons.get(key, of_all), key not in own)
         return replace(self, values=values)
 
     def own(self, name: str) -> Any:
@@ -137,8 +136,9 @@ class Settings:
         """Return where values come from that are not the recipe's own, e.g. {"optimizer.lr": "flag: --lr"}. What a run
         stored keeps the origin that it had then."""
         return {
-            name: each.said if each.origin is Origin.STORED and each.said else _text(each)
+            name: each.because if each.origin is Origin.STORED and each.because else _text(each)
             for name, each in self.values.items()
+            if not each.is_implied or each.value != self.own(name)
         }
 
     def differing(self) -> dict[str, tuple[Any, str]]:
@@ -147,17 +147,13 @@ class Settings:
         return {
             name: (self[name].value, origins[name])
             for name in self.hints()
-            if name in self.values and self[name].value != self.own(name)
+            if name in origins and self[name].value != self.own(name)
         }
 
 
 def _text(value: Value) -> str:
     origin = value.origin.name.lower()
-    return f"{origin}: {value.said}" if value.said else origin
-
-
-def _said(said: str | Mapping[str, str], name: str) -> str:
-    return said if isinstance(said, str) else said.get(name, "")
+    return f"{origin}: {value.because}" if value.because else origin
 
 
 def plain(part: Any) -> dict[str, Any]:

@@ -16,6 +16,18 @@ from sightline.train.config import TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
+# Absolute rates for batch 2,048, used at any batch.
+FORMER = {
+    "optimizer.lr_for_batch": 0,
+    "schedule.kind": "table",
+    "schedule.unit": "step",
+    "schedule.drop_epochs": (),
+    "schedule.warmup_epochs": 0.0,
+    "schedule.warmup_factor": 0.0,
+    "schedule.table_epochs": (1, 2, 3, 4, 30, 60, 80),
+    "schedule.table_rates": (0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0.0008),
+}
+
 
 def recipe() -> Recipe:
     """Return the recipe with the numbers of the original script and its README, at any batch."""
@@ -30,4 +42,5 @@ def recipe() -> Recipe:
         ),
         # The original does not evaluate under autocast.
         train=TrainConfig(epochs=90, global_batch=256, precision="bf16", eval_autocast=False, seed=123),
+        former=FORMER,
     )

@@ -11,7 +11,7 @@ import pytest
 from sightline import cli
 
 
-class Said(NamedTuple):
+class Asked(NamedTuple):
     """Exit code and output of a command."""
 
     code: int
@@ -26,13 +26,13 @@ class Said(NamedTuple):
 def sightline(capsys):
     """sightline(*arguments): as in a shell."""
 
-    def run(*arguments: object) -> Said:
+    def run(*arguments: object) -> Asked:
         capsys.readouterr()
         try:
             code = cli.main([str(each) for each in arguments])
         except SystemExit as error:  # argparse and tyro
             code = error.code
-        return Said(code, *capsys.readouterr())
+        return Asked(code, *capsys.readouterr())
 
     return run
 

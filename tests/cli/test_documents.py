@@ -636,13 +636,13 @@ WORDS = PLACEHOLDERS | {"TAR": "x.tar", "TXT": "x.txt", "STEP": "3", "CASE.nii.g
 def test_commands_in_sentences_can_be_typed(name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     (here / "demo" / "run").mkdir(parents=True)
     (here / "demo" / "run" / "config.yaml").write_text(store.dump(*config.load("demo_classification")))
-    said = config.said
+    said = config.asked
 
     def said_only(*words: Any) -> None:
         said(*words)
         raise Parsed
 
-    monkeypatch.setattr(config, "said", said_only)
+    monkeypatch.setattr(config, "asked", said_only)
     for command in inline(name):
         words = [WORDS.get(word, word) for word in command.replace("[", "").replace("]", "").split()]
         words = [word for word in words if word]

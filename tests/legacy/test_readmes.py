@@ -71,8 +71,8 @@ def test_what_a_command_becomes_is_parsed_by_our_own_commands(readme: str, monke
         parse(*arguments, **named)
         raise SystemExit(0)
 
-    said, parse = config.said, options.parse_options
-    monkeypatch.setattr(config, "said", said_only)
+    said, parse = config.asked, options.parse_options
+    monkeypatch.setattr(config, "asked", said_only)
     monkeypatch.setattr(options, "parse_options", parse_only)
     for words in dict.fromkeys(words for command in READMES[readme] for words in command.words):
         if words[0] in ("train", "benchmark", "launch", "prepare"):

@@ -207,7 +207,7 @@ def test_sizes_of_evaluation_follow_the_size_unless_one_of_them_is_named(tmp_pat
     file = tmp_path / "mine.yaml"
     file.write_text("recipe: resnet50\ndata:\n  size: 112\n")
     assert sizes(file=file) == (112, 112, 128)
-    lines = config.said("train", ["resnet50", "--config", str(file)]).resolved().lines
+    lines = config.asked("train", ["resnet50", "--config", str(file)]).resolved().lines
     assert lines == ("evaluation size set to 112 (resized to 128 first) to match --data.size",)
     file.write_text("recipe: resnet50\ndata:\n  eval_size: 128\n  eval_resize: 146\n")
     assert sizes("--data.size=112", file=file) == (112, 128, 146)

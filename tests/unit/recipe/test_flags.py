@@ -143,6 +143,6 @@ def test_a_part_of_ones_own_that_raises_a_value_error_is_refused(tmp_path: Path)
 
 @pytest.mark.parametrize("command", ["check", "benchmark", "inspect", "launch"])
 def test_short_flags_mean_the_same_to_every_command(command: str):
-    told = config.said(command, ["demo_classification", "--batch-size", "8", "--lr=0.5"])
+    told = config.asked(command, ["demo_classification", "--batch-size", "8", "--lr=0.5"])
     recipe = told.resolved().recipe
     assert (recipe.train.global_batch, recipe.optimizer.lr) == (8, 0.5)

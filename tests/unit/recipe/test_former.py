@@ -44,10 +44,10 @@ def test_a_run_that_was_started_with_absolute_rates_resumes_with_them(tmp_path: 
     capsys.readouterr()
     rates = train(tmp_path / "run")
     assert rates == pytest.approx({1: 0.1, 2: 0.1, 3: 0.275, 4: 0.275, 5: 0.45, 6: 0.45}, rel=1e-6)
-    assert "keeps the rates that it was started with" in capsys.readouterr().out
+    assert "keeps what resnet50 had when it was started: " in capsys.readouterr().out
     fresh = train(tmp_path / "fresh")
     assert fresh == pytest.approx({step: rate / 256 for step, rate in rates.items()}, rel=1e-6)  # batch 8 of 2,048
-    assert "keeps the rates" not in capsys.readouterr().out
+    assert "keeps what" not in capsys.readouterr().out
 
 
 def load(folder: Path, *flags: str) -> config.Recipe:
