@@ -123,7 +123,7 @@ def test_what_ends_in_vain_is_not_tried_again_until_a_person_does(ranks, tmp_pat
 
     after = traced.train(1)
     assert ranks.ended(out)["code"] == 0
-    assert ranks.events(out, "warning")[-1]["text"].startswith("ranks was 2 and is 1")
+    assert ranks.events(out, "warning")[-1]["text"].startswith("ranks changed from 2 to 1")
     assert_as_alone(traced, [*before[:7], *after], tmp_path, monkeypatch, lr=0.01)
 
 

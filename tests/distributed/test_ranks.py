@@ -250,7 +250,7 @@ def test_two_ranks_train_as_one_and_a_stopped_run_resumes_with_another_number(re
     scores = train_alone(recipe_file, run, *flags, "--run.override")
     expected = train_alone(recipe_file, alone, *flags)
     assert events(run, "resume")[0]["step"] == stopped
-    assert "ranks was 2 and is 1" in " ".join(e["text"] for e in events(run, "warning"))
+    assert "ranks changed from 2 to 1" in " ".join(e["text"] for e in events(run, "warning"))
     assert_same_course(run, alone, epochs * 30)
     assert scores.values == pytest.approx(expected.values, rel=1e-4)
     name = f"ckpt-{epochs * 30:08d}"

@@ -97,5 +97,5 @@ def test_three_steps_in_bf16_lose_as_much_as_in_fp32(tmp_path: Path, train):
 def test_a_schedule_that_watches_a_loss_is_refused_before_the_first_step(tmp_path: Path, train):
     """COCO's numbers hold none; a whole epoch would be trained before they show it."""
     refused = train("demo_detection", tmp_path / "run", "--schedule.kind=plateau", "--schedule.plateau-on=val_loss")
-    assert isinstance(refused.error, UsageError) and "this task's gives ap, ap50, ap75" in str(refused.error)
+    assert isinstance(refused.error, UsageError) and "this task's gives ap, ap50, f1" in str(refused.error)
     assert not refused.checkpoints

@@ -274,7 +274,7 @@ def test_a_logger_gets_what_the_log_has_and_counts_resumes(tmp_path: Path):
     assert [{"event": name, **values} for name, values in seen.events] == written
     assert [(run.folder, run.step, run.resumes) for run in seen.starts] == [(tmp_path, 0, 0), (tmp_path, 2, 1)]
     assert seen.starts[0].fields["train.max_steps"] == 2 and seen.starts[0].fields["model.width"] == 4
-    assert seen.starts[0].scores == ("top1", "top5", "loss", "samples")
+    assert seen.starts[0].scores == ("top1", "top5", "balanced_accuracy", "macro_f1", "loss", "samples")
     losses = [("train/loss", line["loss"], line["step"]) for line in written if line["event"] == "train"]
     assert [point for point in seen.points if point[0] == "train/loss"] == losses and len(losses) == 3
     assert seen.ends == [(0, "finished"), (0, "finished")]

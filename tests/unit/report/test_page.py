@@ -167,7 +167,7 @@ def test_detectors_show_ap_and_ap50_first_and_the_threshold_of_f1(tmp_path: Path
     assert more == ["score", "AP75", "AP of large objects"]
     assert "<details><summary>2 more of COCO&#x27;s scores</summary>" in html
     assert table_of(html, "class") == [
-        ["class", "AP", "AP50", "recall", "precision", "F1", "truths"],
+        ["class", "AP", "AP50", "recall", "precision", "F1", "objects"],
         ["cat", "0.2500", "0.5000", "0.5000", "0.7500", "0.6000", "4"],
         ["dog", "-", "-", "-", "-", "-", "0"],
     ]
@@ -185,7 +185,7 @@ def test_masks_show_iou_beside_dice(tmp_path: Path):
 def test_one_of_several_labels_has_ap_and_their_f1_is_shown_once(tmp_path: Path):
     html = page_with(tmp_path / "run", TAGS)
     assert boxes(html)[0] == ("mAP 0.5000", "best, epoch 1")
-    assert table_of(html, "class")[0] == ["class", "AP", "recall", "precision", "F1", "samples"]
+    assert table_of(html, "class")[0] == ["class", "AP", "recall", "precision", "F1", "images"]
     names = ["score", "mAP", "macro F1", "exact matches", "loss", "samples"]
     assert [row[0] for row in table_of(html, "score")] == names
 

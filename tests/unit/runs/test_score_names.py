@@ -12,8 +12,8 @@ def test_a_class_has_recall_and_ap_where_all_samples_have_accuracy_and_map():
     ]
     lines = score_text.of_classes(Scores({"top1": 0.5}, {"classes": rows}, []), "scores.json")
     assert [line.split() for line in lines] == [
-        ["cat", "recall", "0.2500", "precision", "-", "f1", "0.0000", "of", "4"],
-        ["dog", "recall", "1.0000", "precision", "0.5000", "f1", "0.6667", "of", "2"],
+        ["cat", "recall", "0.2500", "precision", "-", "f1", "0.0000", "4", "images"],
+        ["dog", "recall", "1.0000", "precision", "0.5000", "f1", "0.6667", "2", "images"],
     ]
 
 
