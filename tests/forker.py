@@ -199,6 +199,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     asked = serve(warm.accept())
+    if "MUTANTS_TEST" in os.environ:
+        importlib.import_module("traced").trace()
     if asked["program"] == "script":
         runpy.run_path(*asked["words"], run_name="__main__")
         sys.exit()

@@ -7,8 +7,9 @@
 The first call traces the default tests once (coverage.py; about ten minutes) to learn which tests run which line. The
 map is kept in .mutants/: changed test files are traced again, of a changed file of the package all tests that ran it
 count; delete the folder to begin anew. Then each bug is written into a copy of the tree and the tests
-that run its line, also in a script that they fork, are run, the most specific first, until one fails or `--limit`
-seconds of tests are used up. Bugs of tests/equivalent_mutants.txt, which nobody could notice, are listed apart.
+that run its line, also in a process that they fork, are run, the most specific first, until one fails or `--limit`
+seconds of tests are used up. What runs only in a process that a test starts anew, or kills, counts for no test.
+Bugs of tests/equivalent_mutants.txt, which nobody could notice, are listed apart.
 """
 
 from __future__ import annotations
@@ -262,7 +263,10 @@ def _trace(files: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
         runs: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         for path in Path(folder).glob("data.*"):
             data = coverage.CoverageData(str(path))
-            data.read()
+            try:
+                data.read()
+            except coverage.exceptions.DataError:  # of a process that was killed while it wrote
+                continue
             for measured in data.measured_files():
                 if not Path(measured).is_relative_to(REPO / "sightline"):  # the script of a test
                     continue
@@ -273,54 +277,41 @@ def _trace(files: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
     return {test: {file: sorted(v) for file, v in ran.items()} for test, ran in runs.items()}, dict(seconds)
 
 
-def pytest_load_initial_conftests() -> None:
-    """As a plugin of the tracing run: trace the scripts that tests run in processes of their own, too."""
+def pytest_configure(config: object) -> None:
+    """As a plugin of the tracing run: trace every test process, and what it asks tests/warm.py to fork."""
+    global _tracer
     if "MUTANTS_TRACE" in os.environ:
+        import traced  # type: ignore[import-not-found]
         import warm  # type: ignore[import-not-found]
 
-        warm.python = functools.partial(_traced_python, warm.python)
+        os.environ["MUTANTS_TEST"] = str(Path(os.environ["MUTANTS_TRACE"], f"test-{os.getpid()}"))
+        _tracer = traced.trace()
+        warm.start = functools.partial(_start_traced, warm.start)
 
 
-def _traced_python(run: Callable[..., object], folder: Path, *words: object, **how: object) -> object:
-    test, _, stage = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")
-    context = test if stage == "(call)" else test.partition("::")[0]
-    data = Path(os.environ["MUTANTS_TRACE"], f"data.{os.urandom(8).hex()}")
-    options = [f"--data-file={data}", f"--context={context}", "--rcfile=/dev/null"]
-    return run(folder, "-m", "coverage", "run", *options, *words, **how)
+def _start_traced(
+    start: Callable[..., object], *words: object, environ: dict[str, str] | None = None, **how: object
+) -> object:
+    return start(*words, environ={**(environ or {}), "MUTANTS_TEST": os.environ["MUTANTS_TEST"]}, **how)
 
 
-def pytest_configure(config: object) -> None:
-    """As a plugin of the tracing run: start coverage.py in every test process."""
-    if "MUTANTS_TRACE" not in os.environ:
-        return
-    import coverage
-
-    global _coverage
-    data = Path(os.environ["MUTANTS_TRACE"], f"data.{os.getpid()}")
-    _coverage = coverage.Coverage(data_file=str(data), source=[str(REPO / "sightline")], config_file=False)
-    _coverage.start()
-
-
-_coverage = None
+_tracer = None
 
 
 def pytest_runtest_setup(item: object) -> None:
     """What runs from here on was run by a fixture."""
-    if _coverage:
-        _coverage.switch_context(item.nodeid.partition("::")[0])  # type: ignore[attr-defined]
+    _name_test(item.nodeid.partition("::")[0])  # type: ignore[attr-defined]
 
 
 def pytest_runtest_call(item: object) -> None:
     """What runs from here on was run by the test."""
-    if _coverage:
-        _coverage.switch_context(item.nodeid)  # type: ignore[attr-defined]
+    _name_test(item.nodeid)  # type: ignore[attr-defined]
 
 
-def pytest_unconfigure(config: object) -> None:
-    """Write what this test process ran."""
-    if _coverage:
-        _coverage.stop()
-        _coverage.save()
+def _name_test(test: str) -> None:
+    if _tracer:
+        Path(os.environ["MUTANTS_TEST"]).write_text(test, "utf-8")
+        _tracer.switch_context(test)
 
 
 def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
