@@ -164,10 +164,10 @@ def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
     along = [after for word, after in itertools.pairwise(words) if word == "-x"]
     assert {"MASTER_ADDR=10.0.0.1", "MASTER_PORT=29500", "LD_LIBRARY_PATH=/opt/my libs"} < set(along)
     assert "HCCL_SOCKET_IFNAME=eth0" in along
-    # 8 ranks cannot have 4 cores each of their own.
-    assert "--bind-to none" in text_of(replace(options, cores=4)) and "--map-by" not in text_of(
-        replace(options, cores=4)
-    )
+    for cores in (7, -1):  # 8 ranks cannot have one of 7 cores each; -1 asks for none
+        text = text_of(replace(options, cores=cores))
+        assert "--bind-to none" in text and "--map-by" not in text
+    assert "package:PE=1 --bind-to core" in text_of(replace(options, cores=8))
 
 
 def test_mpirun_in_the_words_of_open_mpi_4():

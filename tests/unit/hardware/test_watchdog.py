@@ -1,28 +1,66 @@
 """The time after which a rank counts as hung; tests/distributed/test_hang.py tests what happens then."""
 
 import time
+from datetime import timedelta
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from sightline.hardware import watchdog
 from sightline.hardware.watchdog import Watchdog
 from sightline.hardware.world import CONNECT_TIMEOUT, World
 
 
 @pytest.mark.parametrize("timeout_s", [5.0, 3600.0])
 def test_what_is_announced_as_long_has_never_less_time_than_a_step(timeout_s: float):
-    watchdog = Watchdog(World(), timeout_s, print, print, "")
-    watchdog.beat()
-    assert watchdog._limit_s == timeout_s
-    watchdog.beat(is_long=True)
-    assert watchdog._limit_s == max(timeout_s, CONNECT_TIMEOUT.total_seconds())
+    ours = Watchdog(World(), timeout_s, print, print, "")
+    ours.beat()
+    assert ours._limit_s == timeout_s
+    ours.beat(is_long=True)
+    assert ours._limit_s == max(timeout_s, CONNECT_TIMEOUT.total_seconds())
 
 
 def test_time_in_which_the_process_stood_still_does_not_count():
-    watchdog = Watchdog(World(), 5.0, print, print, "")
-    before = watchdog._last = time.monotonic() - 100
-    watchdog._forgive(1.0)  # a busy machine
-    assert watchdog._last == before
-    watchdog._forgive(30.0)
-    assert watchdog._last == before + 30
-    watchdog._forgive(1000.0)
-    assert before + 100 <= watchdog._last <= time.monotonic(), "never into the future"
+    ours = Watchdog(World(), 5.0, print, print, "")
+    before = ours._last = time.monotonic() - 100
+    ours._forgive(1.0)  # a busy machine
+    assert ours._last == before
+    ours._forgive(30.0)
+    assert ours._last == before + 30
+    ours._forgive(1000.0)
+    assert before + 100 <= ours._last <= time.monotonic(), "never into the future"
+
+
+def two_ranks() -> list[Watchdog]:
+    """As if each had a process of its own: they meet in a store only."""
+    store = dist.HashStore()
+    return [Watchdog(World(rank=rank, size=2, store=store), 2.0, print, print, "") for rank in (0, 1)]
+
+
+def test_whoever_asks_hears_all_that_still_run():
+    asks, answers = two_ranks()
+    with answers:
+        said = asks.explain(RuntimeError("[a.cc:3] Broken pipe. This is typically a dead peer"))
+    assert said == "nobody knows which rank the others wait for (Broken pipe)"
+
+
+@pytest.mark.parametrize(("code", "said"), [(5, "rank 1 ended with exit 5: no room"), (0, "rank 1 is lost: ")])
+def test_a_rank_that_ended_by_itself_says_why_unless_it_was_done(code: int, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watchdog, "ANSWER_S", 0.3)
+    asks, ends = two_ranks()
+    ends.tell_end(code, "no room")
+    assert asks.explain(RuntimeError("reset")).startswith(said)
+
+
+def test_collectives_wait_a_minute_longer_than_we_do_from_the_first_step_on():
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore(), timeout=CONNECT_TIMEOUT)
+    try:
+        limits = dist.group.WORLD._get_backend(torch.device("cpu")).options
+        ours, _ = two_ranks()
+        ours.beat(is_long=True)
+        assert limits._timeout == CONNECT_TIMEOUT
+        ours.beat()
+        assert limits._timeout == timedelta(seconds=2 + 60)
+    finally:
+        dist.destroy_process_group()
