@@ -42,7 +42,7 @@ KEPT = REPO / ".mutants"
 EQUIVALENT = REPO / "tests" / "equivalent_mutants.txt"
 # What runs only on a GPU, so that no default test can notice a bug in it; tests/device are its tests.
 ON_DEVICE = re.compile(r"kernels/.*_triton\.py|kernels/cudnn/|kernels/bottleneck_cudnn\.py|data/gpu/|early_cuda\.py")
-# Runs tests/unit/kernels/interpreted_*.py in a process of its own, which is not traced.
+# Runs tests/unit/kernels/interpreted_*.py in processes of their own.
 INTERPRETED = "tests/unit/kernels/test_instance_norm.py::test_all_kernels_compute_it_in_tritons_interpreter[not slow]"
 
 COMPARISONS = {
@@ -148,7 +148,7 @@ def _instead_of(node: ast.AST) -> Iterator[str]:
             yield "continue"
         case ast.Continue():
             yield "break"
-        case ast.Return(value=ast.AST() as value) if not _is_none(value):
+        case ast.Return(value=ast.AST() as value) if not _is_none(value) and ast.unparse(value) != "False":
             yield "return None"
         case ast.IfExp():
             yield f"({_changed(node, body=node.orelse, orelse=node.body)})"
@@ -332,7 +332,8 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     in_turn = dict.fromkeys(test for pair in zip(few, own, strict=True) for test in pair)
     # Whole files last: one of them alone may take longer than the limit.
     ranked = sorted(in_turn, key=lambda test: ("::" not in test, stem not in test.partition("::")[0]))
-    ranked.sort(key=lambda test: test != INTERPRETED)  # no other runs what needs Triton
+    if "/kernels/" in bug.file:
+        ranked.sort(key=lambda test: test != INTERPRETED)  # no other runs what needs Triton
     chosen, left = [], limit_s
     for test in ranked:
         whole = [each for each in known.seconds if each.startswith(f"{test}::")] if "::" not in test else [test]

@@ -373,3 +373,19 @@ def test_what_the_recipe_has_no_room_for_is_reported(data: Path):
     assert not DetectionData(path=str(data)).check_samples(True, 1, silent).problems
     train, val = DetectionData(path=str(data), max_boxes=1).check_samples(True, 1, silent).problems
     assert (train.split, val.split) == ("train", "val") and "use --data.max-boxes 2" in train.text
+
+
+def test_a_split_of_nothing_but_mistakes_is_not_read_to_its_end(data: Path):
+    shutil.rmtree(data / "annotations")
+    for split in ("train", "val"):
+        (data / "images").mkdir(exist_ok=True)
+        (data / f"{split}2017").rename(data / "images" / split)
+        for image in (data / "images" / split).iterdir():
+            label = data / "labels" / split / f"{image.stem}.txt"
+            label.parent.mkdir(parents=True, exist_ok=True)
+            label.write_text("wrong\n" * (20_000 if split == "train" else 1))
+    report = check(data)
+    listed = [each for each in report.problems if each.split == "train"]
+    assert len(listed) == 100_001 and listed[-1].kind == "cannot be opened"
+    assert listed[-1].text.endswith(".txt:20000 is problem number 100000; the rest was not checked")
+    assert len(report.problems) == 100_001 + 3

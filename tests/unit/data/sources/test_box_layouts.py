@@ -313,6 +313,17 @@ def test_classes_without_names_are_numbers(written):
     assert source.classes == tuple("012345678")
 
 
+def test_classes_without_names_are_counted_in_both_splits_also_where_val_shows_nothing(tmp_path):
+    for split, text in (("train", "3 0.5 0.5 0.2 0.2\n"), ("val", "")):
+        for folder in ("images", "labels"):
+            (tmp_path / folder / split).mkdir(parents=True)
+        Image.new("RGB", (40, 20)).save(tmp_path / "images" / split / "one.png")
+        (tmp_path / "labels" / split / "one.txt").write_text(text)
+    for split, labels in (("train", [4]), ("val", [])):  # 0 is the background
+        source = open_boxes("auto", str(tmp_path), split)
+        assert source.classes == tuple("0123") and source.objects(0).labels.tolist() == labels
+
+
 def test_paths_of_another_machine_are_looked_for_beside_the_file(data, written):
     root = written("yolo_export")
     (root / "data.yaml").write_text("path: /content\ntrain: sets/train/images\nval: valid/images\nnames: [a, b]\n")
