@@ -411,6 +411,20 @@ def test_own_statistics_are_taken_once(tmp_path, monkeypatch):
     assert run(source, tmp_path / "out")["made now"] == 0
 
 
+@pytest.mark.parametrize(("modality", "dim"), [("T2", 2), ("CT", 3)])
+def test_own_statistics_of_other_questions_are_not_taken(tmp_path, modality, dim):
+    source = make_folder(tmp_path / "Mine", modality="CT")
+    run(source, tmp_path / "out")
+    write_json(source, modality={"0": modality})
+    statistics = ".prepare/statistics.json"
+    (tmp_path / "again" / statistics).parent.mkdir(parents=True)
+    shutil.copy(tmp_path / "out" / statistics, tmp_path / "again" / statistics)
+    for name in ("again", "fresh"):
+        run(source, tmp_path / name, dim=dim)
+    specs = [read_plan(tmp_path / name).spec for name in ("out", "again", "fresh")]
+    assert specs[1] == specs[2] != specs[0]
+
+
 def test_own_data_repaired_before_it_was_finished(tmp_path):
     source = make_folder(tmp_path / "Mine", modality="CT")
     label = scan(1, SIZES[1], 1, True)[1]
