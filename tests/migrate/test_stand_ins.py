@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import importlib
 import math
 import os
@@ -549,6 +550,16 @@ def test_pynvml_has_the_numbers_of_nvidias_header(on_cpu: Start):
 
     assert {name: getattr(pynvml, name) for name in header} == header
     assert pynvml.nvmlMemory_v2 == 40 | 2 << 24  # the size of the structure and its version
+
+
+@pytest.mark.parametrize(("code", "answers"), [(0, True), (9, False)])
+def test_a_driver_is_there_where_its_library_says_so(code: int, answers: bool, monkeypatch: pytest.MonkeyPatch):
+    """nvml.h: 0 is NVML_SUCCESS, 9 is NVML_ERROR_DRIVER_NOT_LOADED."""
+    from sightline.migrate.stand_ins import pynvml as stand_in
+
+    library = SimpleNamespace(nvmlInit_v2=lambda: code)
+    monkeypatch.setattr(ctypes, "CDLL", {"libnvidia-ml.so.1": library}.__getitem__)
+    assert stand_in.driver_answers.__wrapped__() is answers
 
 
 @pytest.mark.parametrize("has_driver", [False, True])

@@ -226,6 +226,20 @@ def test_boxes_beyond_the_upper_left_edges_are_left_out(tmp_path, capsys, box):
     assert all(0 <= edge <= 1 for edge in edges)
 
 
+def test_the_last_images_may_show_nothing(tmp_path):
+    described = content("val", 20)[0]
+    last = [image["id"] for image in described["images"][-2:]]
+    described["annotations"] = [each for each in described["annotations"] if each["image_id"] not in last]
+    make_zips(tmp_path / "in")
+    jsons = {"train": content("train", 40)[0], "val": described}
+    files = {f"annotations/instances_{split}2017.json": json.dumps(each).encode() for split, each in jsons.items()}
+    write_zip(tmp_path / "in" / "annotations_trainval2017.zip", files, zipfile.ZIP_DEFLATED)
+    assert prepare(tmp_path / "in", tmp_path / "out", "--form", "tfrecord", "--shards", "1", "--val-shards", "1") == 0
+    found = records(tmp_path / "out" / "val-00000-of-00001.tfrecord")
+    labels = {int(each["image/source_id"][0]): each.get("image/object/class/label", []) for each in found}
+    assert len(labels) == 20 and [len(labels[number]) for number in last] == [0, 0]
+
+
 def test_area_and_crowd_may_be_left_out(tmp_path):
     def change(described) -> None:
         for each in described["annotations"]:
