@@ -175,7 +175,12 @@ def test_queries(on_cpu: Start, monkeypatch: pytest.MonkeyPatch):
     assert cuda.current_device() == 1
     cuda.init(), cuda.synchronize(), cuda.synchronize(device="cuda:0"), cuda.ipc_collect(), cuda.check_error(0)
     cuda.cudart().cudaProfilerStart(), cuda.set_sync_debug_mode("warn")
-    assert cuda.get_sync_debug_mode() == 1 and cuda.cudart().cudaError.success == 0
+    library = cuda.cudart()
+    assert cuda.get_sync_debug_mode() == 1 and library.cudaError.success == 0
+    answers = library.cudaProfilerStart(), library.cudaProfilerStop(), library.cudaHostRegister(0, 1, 0)
+    assert (*answers, library.cudaHostUnregister(0), library.cudaGetErrorString(0)) == (0, 0, 0, 0, "no error")
+    free, total = library.cudaMemGetInfo()
+    assert 0 < free <= total == cuda.mem_get_info()[1] and cuda.nccl.version() == (2, 21, 5)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert cuda.device_count() == 4
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

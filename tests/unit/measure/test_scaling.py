@@ -216,6 +216,12 @@ def test_storage_that_is_too_slow_sets_the_pace():
     assert tight["images_per_s"] == pytest.approx(1000) and tight["limit"] == "storage"
 
 
+@pytest.mark.parametrize(("share", "limit"), [(0.008, "the device"), (0.012, "slowest device")])
+def test_less_than_a_hundredth_of_the_step_limits_nothing(share: float, limit: str):
+    spread = share / scaling.slowest(8)
+    assert predict(dataclasses.replace(WORK, spread=spread), 8, Cluster(FAST, FAST, 8))["limit"] == limit
+
+
 @pytest.mark.parametrize(("in_background", "waits_s"), [(True, 0.1), (False, 2.0)])
 def test_an_epoch_by_hand(in_background, waits_s):
     rounds = Rounds(32_000, 6_400, 2, 2_000_000_000, 1, 1e9, in_background)

@@ -74,6 +74,8 @@ def test_whole_runs_are_measured_beside_the_plain_loop(tmp_path: Path, capsys):
     assert cli.main(["benchmark", "demo_classification", "--whole", *flags.split()]) == 0
     assert "second time: ours takes" in capsys.readouterr().out
     (file,) = (tmp_path / "out").glob("*.json")
-    rows = json.loads(file.read_text())["whole"]
+    result, words = json.loads(file.read_text()), ["demo_classification", *flags.split()[:-2]]
+    assert (result["schema"], result["recipe"], result["words"]) == (1, "demo_classification", words)
+    rows = result["whole"]
     assert [row["name"] for row in rows] == ["sightline", "plain loop"] * 2
     assert all(sum(row["phases"].values()) == pytest.approx(row["whole_s"]) for row in rows)
