@@ -656,8 +656,13 @@ def test_the_folder_of_mpirun_for_the_output_of_ranks_is_used_on_one_host_and_on
     assert value(one, "--run.rank-logs") == "/l" and value(one, "--run.devices") == "8"
     several = words(f"mpirun --output-filename /l -np 16 -H a:8,b:8 {script}")
     assert value(several, "--output") == "/l" and "--run.rank-logs" not in several
-    rows = became(f"mpirun --output-filename /l -np 8 {script} --eval_only").rows
-    assert ("--output-filename /l", "-", "not read by evaluate") in rows
+    for ending, new, effect in (
+        (f"-np 8 {script}", "--run.rank-logs /l", "rank_N.log of every rank in it"),
+        (f"-np 16 -H a:8,b:8 {script}", "--output /l", "on every host"),
+        (f"-np 8 {script} --eval_only", "-", "not read by evaluate"),
+    ):
+        rows = became(f"mpirun --output-filename /l {ending}").rows
+        assert ("--output-filename /l", new, effect) in rows
 
 
 def test_scripts_of_one_name_are_distinguished_by_folder_or_flags():
