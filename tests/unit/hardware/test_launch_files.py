@@ -344,6 +344,8 @@ def test_a_job_of_64_ranks_for_kubernetes(judge: Judge):
     for document in (service, job):
         judge(document)
     assert (service["kind"], job["kind"], service["spec"]["clusterIP"]) == ("Service", "Job", "None")
+    assert service["spec"]["publishNotReadyAddresses"] is True, "the others look for the first before it is ready"
+    assert service["spec"]["ports"] == [{"name": "rendezvous", "port": 29500}]
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (8, 8, "Indexed")
     # A pod is found under POD.SUBDOMAIN if a headless service of that name selects it.

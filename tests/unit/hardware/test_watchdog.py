@@ -43,6 +43,8 @@ def test_whoever_asks_hears_all_that_still_run():
     with answers:
         said = asks.explain(RuntimeError("[a.cc:3] Broken pipe. This is typically a dead peer"))
     assert said == "nobody knows which rank the others wait for (Broken pipe)"
+    asks.tell_end(5, "Broken pipe")  # too late: it ends because it has lost another
+    assert "ended" not in answers.explain(RuntimeError("reset"))
 
 
 @pytest.mark.parametrize(("code", "said"), [(5, "rank 1 ended with exit 5: no room"), (0, "rank 1 is lost: ")])

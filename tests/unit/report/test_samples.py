@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw
 from sightline.parts import DataSpec, Finding, SeenSample
 from sightline.report.draw import GROUND, colour_of
 from sightline.report.samples import Drawn, pixels_of, sheet
+from sightline.report.slices import outline_colour
 from sightline.tasks.classification import Classification, MultiLabel
 from sightline.tasks.detection import Detection
 from sightline.tasks.segmentation import Segmentation
@@ -191,6 +192,19 @@ def test_boxes_are_counted_and_outlined_in_the_colours_of_their_words(written):
     for number, x in ((3, cat_x), (4, dog_x)):  # a mark before each word
         mark = (drawn[round(cat_y), int(x) - 14 : int(x)] == colour_of(number)).all(-1)
         assert 6 <= mark.sum() <= 10
+
+
+def test_a_mask_is_outlined_in_every_channel(written):
+    mask = np.zeros((8, 8), np.uint8)
+    mask[1:5, 2:6] = 1
+    brain = DataSpec(("background", "organ"), 2, (8, 8), (), ())
+    seen = SeenSample(np.random.default_rng(0).random((2, 8, 8), np.float32), (), mask=mask)
+    drawn = np.asarray(sheet(Drawn(brain, samples=[seen], names=["a"]), "title"))
+    [(_, said_at)] = written["organ"]
+    line = np.abs(drawn[: int(said_at) - 10] - np.array(outline_colour(1), int)).max(-1) < 60
+    for channel in range(2):  # two squares of 100, side by side
+        left, upper, right, lower = place_of((1,), line[:, 8 + 100 * channel : 108 + 100 * channel, None])
+        assert abs(left - 25) <= 1 and abs(right - 75) <= 1 and abs(lower - upper - 50) <= 2
 
 
 def test_a_sheet_says_what_it_shows():
