@@ -269,6 +269,16 @@ def test_difficult_objects_are_crowds_and_parts_are_no_objects():
     assert found == voc_format.Annotation("", 40, 50, [voc_format.Box("big dog", (1, 2.5, 9, 20), True)])
 
 
+@pytest.mark.parametrize(
+    ("text", "side"),
+    [("1", 1), ("20.0", 20), ("1048576", 2**20), ("1048577", 0), ("0", 0), ("1.5", 0), ("nan", 0), ("wide", 0)],
+)
+def test_a_side_that_cannot_be_is_left_to_the_image(text: str, side: int):
+    xml = f"<annotation><size><width>{text}</width><height>40</height></size></annotation>"
+    found = voc_format.read_annotation(xml.encode(), "a.xml", pytest.fail)
+    assert (found.height, found.width) == (40, side)
+
+
 def test_images_of_xml_files_may_lie_deeper_or_be_called_otherwise(data, written):
     root = written("voc_plain")
     (root / "images" / "deep").mkdir()
