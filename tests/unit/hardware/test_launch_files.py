@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -168,6 +169,13 @@ def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
         text = text_of(replace(options, cores=cores))
         assert "--bind-to none" in text and "--map-by" not in text
     assert "package:PE=1 --bind-to core" in text_of(replace(options, cores=8))
+
+
+@pytest.mark.parametrize(("user", "asked", "allowed"), [(0, False, True), (1000, False, False), (1000, True, True)])
+def test_root_may_start_mpirun_and_others_may_write_its_command(user, asked, allowed, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    options = LaunchOptions(hosts="a:8,b:8", launcher="mpirun", mpi=mpi.MpiOptions(root=asked))
+    assert ("--allow-run-as-root" in text_of(options).split()) is allowed
 
 
 def test_mpirun_in_the_words_of_open_mpi_4():

@@ -245,6 +245,13 @@ def test_half_a_split(data, what):
     assert problems(report) == {("cannot be opened", "train", str(path))} and list(report.facts) == ["val"]
 
 
+def test_a_split_without_anything_is_named_as_coco_names_it(data):
+    file = data / "annotations" / "instances_val2017.json"
+    file.unlink()
+    shutil.rmtree(data / "val2017")
+    assert problems(check(data)) == {("cannot be opened", "val", str(file))}
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"images": 3}', '{"images": [], "categories": 3}'])
 def test_no_json(data, text):
     file = data / "annotations" / "instances_val2017.json"
