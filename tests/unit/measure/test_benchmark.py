@@ -49,6 +49,8 @@ def measure(tmp_path, *flags, width=8, **options):
     [path] = (tmp_path / "results").iterdir()
     assert json.loads(path.read_text()) == result
     assert str(path) in said[-1]
+    if "step" in result:
+        assert f"matrix product of 512 cubed in {result['step']['peak']['dtype']}: " in "\n".join(said)
     return result
 
 

@@ -404,6 +404,12 @@ def test_own_ct_numbers(tmp_path):
     assert read_plan(tmp_path / "test").spec == spec
 
 
+def test_headers_are_counted_one_by_one(hippocampus, tmp_path):
+    told = []
+    prepare(DecathlonOptions(hippocampus, tmp_path / "out", jobs=1), lambda *now: told.append(now))
+    assert [now[1:] for now in told if now[0] == "reading headers"] == [(1, 3), (2, 3), (3, 3)]
+
+
 def test_own_statistics_are_taken_once(tmp_path, monkeypatch):
     source = make_folder(tmp_path / "Mine", modality="CT")
     run(source, tmp_path / "out")

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from sightline.data.formats import voc as voc_format
-from sightline.data.sources import SourceOptions, open_boxes
+from sightline.data.sources import SourceOptions, open_boxes, voc
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.plain_yaml import to_text
 
@@ -258,6 +258,15 @@ def test_xml_that_counts_from_zero_is_noticed_in_either_split(data, written):
     found = found_in(open_boxes("auto", str(root), "val"))
     for entry in data["val"]:
         assert found[entry.file][2].tolist() == [list(box[1:]) for box in entry.boxes]
+
+
+def test_the_area_of_an_object_without_an_outline_is_that_of_its_box(data, written):
+    root = written("voc")
+    read = {"val": voc.read_instances(voc.XmlFiles.at(voc.layout_at(str(root)).place("val")), pytest.fail)}
+    of_sources = open_boxes("auto", str(root), "val").annotations.area
+    expected = sorted(wide * tall for entry in data["val"] for _, _, _, wide, tall in entry.boxes)
+    for area in (of_sources, voc.counted_alike(read)["val"].area):
+        assert sorted(area.tolist()) == expected
 
 
 def test_difficult_objects_are_crowds_and_parts_are_no_objects():
