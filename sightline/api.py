@@ -33,6 +33,7 @@ from sightline.export.exported import open_exported
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
+from sightline.hardware.launch.place import is_rank_0
 from sightline.hardware.setup import torch_as_before
 from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
@@ -142,7 +143,7 @@ def train(
         raise UsageError(f"'{recipe}' is a name, and a Run belongs to a Recipe object; give keywords or flags instead")
     else:
         resolved = config.named(str(recipe), flags, fields)
-    if resolved.run.progress != "off":
+    if resolved.run.progress != "off" and is_rank_0():
         for line in resolved.lines:
             terminal.say_if_read(line)
     with as_before(Path(resolved.run.out or f"runs/{resolved.recipe.name}")):

@@ -95,9 +95,9 @@ def named(recipe: str, *given: Given) -> Resolved:
     name = recipe_named_in(file) if file and recipe.endswith((".yaml", ".yml")) else recipe
     settings = resolve.read(Settings(recipes.load(name), Run()), *given, file=file, of=f"train {name}")
     told = Asked(name, settings, settings.part("run"))
-    if is_alone := launch.detect(os.environ) is None:  # else other ranks would wait for one that ends this early
+    if _is_alone():
         told.refuse_missing_data()
-    return told.resolved(needs_data=is_alone)
+    return told.resolved(needs_data=_is_alone())
 
 
 def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
@@ -105,7 +105,12 @@ def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
     settings = Settings.of(recipe, run)
     if recipe.name in recipes.names():
         settings = settings.typed_beside(recipes.load(recipe.name))
-    return resolve.decide(resolve.read(settings, *given), needs_data=True)
+    return resolve.decide(resolve.read(settings, *given), needs_data=_is_alone())
+
+
+def _is_alone() -> bool:
+    """Return whether no launcher started this process: other ranks would wait for one that ends this early."""
+    return launch.detect(os.environ) is None
 
 
 def of_run(
