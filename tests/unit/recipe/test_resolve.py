@@ -260,7 +260,7 @@ def test_a_run_that_stored_it_resumes_and_is_scored(ten: Path, tmp_path: Path, m
     manifest = json.loads((kept / "manifest.json").read_text())
     manifest["files"]["state.json"] = {"bytes": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()}
     (kept / "manifest.json").write_text(json.dumps(manifest))
-    scores = api.evaluate(first.folder, recipe_file=str(own))
+    scores = api.evaluate(first.folder, {"run.device": "cpu"}, recipe_file=str(own))
     assert scores.values["loss"] == pytest.approx(first.values["loss"], abs=1e-6), "in fp32, as before"
     longer = api.train(own, epochs=2, flags=flags | {"train.max_steps": 4}, **started)
     assert longer.ended == "2 epochs are done" or "4 steps" in longer.ended
