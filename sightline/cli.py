@@ -402,6 +402,9 @@ def inspect(flags: Sequence[str]) -> None:
     recipe.train.require_batch("inspect")
     from sightline.measure import inspect as measure
 
+    path = getattr(recipe.data, "path", "")
+    if rest and _names_run(rest[0]) and os.path.isabs(path) and not os.path.exists(path):
+        raise UsageError(f"the data of {rest[0]} were in {path}, which is gone; add --data.path DIR")
     found = measure.inspect(recipe, run, arguments.lr_at, arguments.ranks)
     print(measure.as_text(found, why(settings.differing()), arguments.json))
 

@@ -118,7 +118,9 @@ def of_run(
 ) -> Settings:
     """Return the settings that a run was started with, as its config.yaml has them, changed by flags."""
     file = config_of(folder)
-    name = recipe_file or recipe_named_in(file)
+    name = recipe_file or str(_values(file).get("recipe"))
+    if not name.endswith(".py") and name not in recipes.names():
+        raise UsageError(f"this run was made with your own recipe '{name}'; add --recipe PATH/TO/{Path(name).stem}.py")
     settings = store.put_run(Settings(recipes.load(name), Run()), file)
     return resolve.read(settings, words, of=f"{command} {name}", own=own)
 
@@ -155,10 +157,8 @@ def refuse_flags_of_run(command: str, run: Path, recipe_file: str, words: Sequen
     to who opens the run."""
     name = recipe_file
     if not name:
-        from sightline.files.plain_yaml import read_yaml
-
         with contextlib.suppress(UsageError):  # a damaged file does not matter: checkpoints hold their recipe
-            name = str(read_yaml(run_of(run) / "config.yaml").get("recipe"))
+            name = str(_values(run_of(run) / "config.yaml").get("recipe"))
     if recipe_file.endswith(".py") or name in recipes.names():
         hints = Settings(recipes.load(name), Run()).hints()
         flags.read(words, hints, f"{command} {name}", own)
@@ -212,11 +212,15 @@ def recipe_asked(words: Sequence[str]) -> list[str]:
     return [recipe_named_in(file), *rest] if file and rest[:1] and rest[0].startswith("-") else rest
 
 
+def _values(file: Path) -> dict[str, Any]:
+    from sightline.files.plain_yaml import read_yaml  # here: it takes 10 ms, and most commands read no file
+
+    return read_yaml(file)
+
+
 def recipe_named_in(config: Path) -> str:
     """Return the recipe that a config file belongs to."""
-    from sightline.files.plain_yaml import read_yaml
-
-    values = read_yaml(config)
+    values = _values(config)
     if "recipe" not in values:
         raise UsageError(f"{config} names no recipe; give one on the command line or write `recipe: NAME` in it")
     name = str(values["recipe"])

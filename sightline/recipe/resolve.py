@@ -127,7 +127,8 @@ def _with_smaller_batch(settings: Settings, facts: DataFacts, run: Path) -> tupl
             values["schedule.table_rates"] = rates
             said += f" (later up to {max(rates):g})"
     why = "leaves one step in an epoch" if steps else "is more than there are"
-    return settings.put(Origin.DERIVED, values, facts.said), f"{said}, as the recipe's {batch} {why}"
+    because = f"{facts.said}; the recipe's batch of {batch} {why}"
+    return settings.put(Origin.DERIVED, values, because), f"{said}, as the recipe's {batch} {why}"
 
 
 def _shown(rate: float) -> float:

@@ -141,11 +141,11 @@ class Settings:
             if not each.is_implied or each.value != self.own(name)
         }
 
-    def differing(self) -> dict[str, tuple[Any, str]]:
-        """Return the values that are not those of the recipe, each with its origin."""
+    def differing(self) -> dict[str, tuple[Any, Any, str]]:
+        """Return the values that are not those of the recipe, each with the recipe's and its origin."""
         origins = self.origins()
         return {
-            name: (self[name].value, origins[name])
+            name: (self[name].value, self.own(name), origins[name])
             for name in self.hints()
             if name in origins and self[name].value != self.own(name)
         }

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+NOTHING = ("", (), None)  # values of a recipe that say nothing
 WITHOUT_WORDS = {"model": "what the network was made for", "stored": "as the run has it", "derived": "follows others"}
 
 
-def why(differing: Mapping[str, tuple[Any, str]]) -> list[str]:
-    """Return a line per value, e.g. `optimizer.lr 0.05: --lr`."""
-    return [f"{name} {_typed(value)}: {reason(origin)}" for name, (value, origin) in differing.items()]
+def why(differing: Mapping[str, tuple[Any, Any, str]]) -> list[str]:
+    """Return a line per value, e.g. `optimizer.lr 0.05, not 0.2: --lr`."""
+    return [
+        f"{name} {_typed(value)}{f', not {_typed(own)}' if own not in NOTHING else ''}: {reason(origin)}"
+        for name, (value, own, origin) in differing.items()
+    ]
 
 
 def reason(origin: str) -> str:

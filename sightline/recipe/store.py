@@ -26,11 +26,12 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 
 
 def dump(recipe: Recipe, run: Run) -> str:
-    """Return the text of config.yaml; a recipe loaded from it is the same."""
+    """Return the text of config.yaml; a recipe loaded from it is the same. A consent to resume although something
+    changed is for one start, so it is not kept."""
     from sightline.files import plain_yaml
 
     origins = {ORIGINS: dict(recipe.origins)} if recipe.origins else {}
-    return plain_yaml.dump({**to_json(recipe), "run": plain(run), **origins})
+    return plain_yaml.dump({**to_json(recipe), "run": {**plain(run), "override": False}, **origins})
 
 
 def leaves(recipe: Recipe, run: Run) -> dict[str, Any]:
@@ -104,7 +105,9 @@ def _fields_of(values: Mapping[str, Any], settings: Settings, where: str) -> dic
             if key in made and key not in hints:  # field(init=False), which the part computes
                 continue
             if not isinstance(field, str) or key not in hints:
-                raise UsageError(f"{where}: unknown key '{key[:80]}'{nearest(key, hints, QUOTED)}")
+                same = [name for name in hints if name.endswith(f".{field}")]  # train.lr is optimizer.lr
+                near = f"; did you mean '{same[0]}'?" if same else nearest(key, hints, QUOTED)
+                raise UsageError(f"{where}: unknown key '{key[:80]}'{near}")
             if key == "train.precision" and value == RECIPES_BF16:
                 continue  # the recipe's own
             try:

@@ -74,6 +74,8 @@ def refuse_unknown(name: str) -> None:
         if not Path(name).is_file():
             raise UsageError(f"recipe file {name} does not exist; give the path of a .py file that defines recipe()")
         return
+    if name.endswith((".yaml", ".yml")):
+        raise UsageError(f"{name} is a config file, not a recipe; give it as --config {name}")
     near = difflib.get_close_matches(name.lower(), names(), n=1)
     if _is_classifier(name):
         hint = f"; as a classifier it is `resnet50 --model.arch {name}`."

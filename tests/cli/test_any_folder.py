@@ -346,7 +346,7 @@ def test_what_is_found_is_said_before_torch_is_imported(pets: Path, tmp_path: Pa
     code = (
         "import sys\nfrom sightline import config\n"
         f"found = config.named('resnet50', ['--data.path', {str(pets)!r}])\n"
-        "decided = {name: value for name, (value, why) in found.settings.differing().items() if 'pets' in why}\n"
+        "decided = {name: value for name, (value, own, why) in found.settings.differing().items() if 'pets' in why}\n"
         "print(found.lines[0], decided, 'torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)

@@ -86,9 +86,9 @@ def test_the_origin_of_a_value_is_in_the_run_and_comes_back(ten: Path, tmp_path:
     )  # fmt: skip
     settings = config.of_run("inspect", result.folder)
     lines = why(settings.differing())
-    assert "train.epochs 1: epochs=" in lines
-    assert any(line.startswith("train.global_batch 4: 8 + 2 images") for line in lines), lines
-    assert any(line.startswith("data.eval_size 24: matches data.size") for line in lines), lines
+    assert "train.epochs 1, not 20: epochs=" in lines
+    assert any(line.startswith("train.global_batch 4, not 64: 8 + 2 images") for line in lines), lines
+    assert any(line.startswith("data.eval_size 24, not 64: matches data.size") for line in lines), lines
     assert not any(line.startswith(("train.seed", "optimizer.momentum")) for line in lines)
     state = json.loads((result.folder / "checkpoints" / "ckpt-00000002" / "state.json").read_text())
     assert state["origins"]["train.epochs"] == "flag: epochs="
@@ -98,7 +98,7 @@ def test_the_origin_of_a_value_is_in_the_run_and_comes_back(ten: Path, tmp_path:
 def test_inspect_says_why_and_not_what_everything_is(ten: Path, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["inspect", NAME, "--data", str(ten), "--epochs", "7"]) == 0
     said = capsys.readouterr().out
-    assert "    train.epochs 7: --epochs\n" in said and "    train.global_batch 4: 8 + 2 images" in said
+    assert "    train.epochs 7, not 20: --epochs\n" in said and "    train.global_batch 4, not 64: 8 + 2 images" in said
     assert "momentum" not in said
 
 
@@ -118,7 +118,7 @@ def test_a_stored_value_without_an_origin_gets_none_of_its_neighbours(tmp_path: 
         f"recipe: {NAME}\ntrain: {{epochs: 1, seed: 9}}\norigins: {{train.epochs: 'flag: --epochs', no.field: x}}\n"
     )
     assert why(config.of_run("inspect", tmp_path).differing()) == [
-        "train.epochs 1: --epochs", "train.seed 9: as the run has it",
+        "train.epochs 1, not 20: --epochs", "train.seed 9, not 0: as the run has it",
     ]  # fmt: skip
     recipe, _ = config.load(NAME, [], file)
     assert recipe.origins["train.epochs"] == f"file: {file}, there --epochs"
@@ -129,6 +129,31 @@ def test_a_stored_value_without_an_origin_gets_none_of_its_neighbours(tmp_path: 
 def test_origins_that_cannot_be_are_left_alone(tmp_path: Path, text: str):
     (tmp_path / "config.yaml").write_text(f"recipe: {NAME}\ntrain: {{epochs: 1}}\norigins: {text}\n")
     assert config.of_run("inspect", tmp_path)["train.epochs"].value == 1
+
+
+def test_the_consent_to_resume_is_for_one_start(tmp_path: Path):
+    recipe, run = config.load(NAME, ["--run.override", "--run.keep=3"])
+    (tmp_path / "config.yaml").write_text(store.dump(recipe, run))
+    _, again = config.load(NAME, [], tmp_path / "config.yaml")
+    assert (again.override, again.keep) == (False, 3)
+
+
+def test_a_field_under_the_wrong_part_leads_to_the_right_one(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("train: {lr: 0.1}\n")
+    with pytest.raises(UsageError, match="unknown key 'train.lr'; did you mean 'optimizer.lr'"):
+        config.load(NAME, [], tmp_path / "mine.yaml")
+    with pytest.raises(UsageError, match="mine.yaml is a config file, not a recipe; give it as --config .*mine.yaml"):
+        config.asked("train", [str(tmp_path / "mine.yaml")])
+
+
+def test_inspect_of_a_run_whose_data_or_recipe_are_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    gone = tmp_path / "gone"
+    (tmp_path / "config.yaml").write_text(f"recipe: {NAME}\ndata: {{path: {gone}}}\n")
+    assert cli.main(["inspect", str(tmp_path)]) == 2
+    assert f"the data of {tmp_path} were in {gone}, which is gone; add --data.path DIR" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("recipe: mine\n")
+    assert cli.main(["inspect", str(tmp_path)]) == 2
+    assert "made with your own recipe 'mine'; add --recipe PATH/TO/mine.py" in capsys.readouterr().err
 
 
 def test_inspect_names_what_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
