@@ -14,7 +14,7 @@ from torch import nn
 
 from sightline.config import Recipe, Run
 from sightline.data.contents import Contents, Digests
-from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError
+from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError, first_of
 from sightline.hardware.world import World
 from sightline.parts import Dataset
 from sightline.recipe import store
@@ -105,6 +105,8 @@ class Saver:
                 f"--run.out, or add --run.override to resume with the new ones (it cannot change model fields, the "
                 f"batch, the steps of an epoch and train.trainable)"
             )
+        if refused:
+            self.log.say(f"resuming with other values than before (--run.override): {first_of(refused)}")
         for split, dataset in self.sets.items():
             if stored.get("fingerprints", {}).get(split) != dataset.fingerprint and not run.override:
                 raise BadData(

@@ -37,9 +37,10 @@ def test_changed_run_is_not_refused(sightline, reference, halfway, tmp_path):
 
 def test_override_resumes_with_the_new_values(sightline, reference, halfway, tmp_path):
     out = halfway(tmp_path / "run")
-    again = sightline.run(out, "--optimizer.lr", "0.1", "--run.override")
+    again = sightline.run(out, "--optimizer.lr", "0.1", "--run.override", progress="plain")
     assert again.code == 0, again
     assert again.events("resume")[-1]["changes"] == ["optimizer.lr: 0.2 -> 0.1"]
+    assert "resuming with other values than before (--run.override): optimizer.lr: 0.2 -> 0.1\n" in again.stdout
     assert again.progress["step"] == 16
     assert again.bits != reference().bits
     assert "lr: 0.1\n" in (out / "config.yaml").read_text()
