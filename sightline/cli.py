@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, get_type_hints
 
 from sightline import __version__, recipes, terminal
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError, unforeseen_disk_error
-from sightline.hardware import launch as launchers
+from sightline.hardware.launch import among_ranks
 from sightline.hardware.launch.place import is_rank_0
 from sightline.recipe import help as help_text
 from sightline.safe_path import folder_off_path
@@ -73,7 +73,7 @@ def check(flags: Sequence[str]) -> None:
 
     rest, wants_all_folds = config.without_all_folds(rest)  # one fold's two splits are all samples, too
     told = config.asked("check", rest, _own(parser))
-    if not _among_ranks():
+    if not among_ranks():
         told.refuse_missing_data()
     resolved = told.resolved()  # the check itself lists all that is wrong with the data
     recipe, run, data = resolved.recipe, resolved.run, resolved.recipe.data
@@ -132,7 +132,7 @@ def train(flags: Sequence[str]) -> None:
         return
     rest, wants_all_folds = config.without_all_folds(flags)
     told = config.asked("train", rest)
-    if not _among_ranks():
+    if not among_ranks():
         told.refuse_missing_data()
     if terminal.is_command():  # a script that calls us may fork later
         from sightline.data.loading.forkserver import start_early
@@ -140,7 +140,7 @@ def train(flags: Sequence[str]) -> None:
 
         early_cuda.begin(told.run)
         start_early(told.settings.recipe, told.run)  # before torch is imported, which takes as long there
-    resolved = told.resolved(needs_data=not _among_ranks())
+    resolved = told.resolved(needs_data=not among_ranks())
     recipe, run = resolved.recipe, resolved.run
     _say(resolved)
     _refuse_uneven(recipe, run)
@@ -570,9 +570,9 @@ def _resolved(command: str, words: Sequence[str], own: Collection[str] = (), tel
     from sightline import config
 
     told = config.asked(command, words, own)
-    if command in ("evaluate", "show") and not _among_ranks():
+    if command in ("evaluate", "show") and not among_ranks():
         told.refuse_missing_data()
-    resolved = told.resolved(needs_data=tells and not _among_ranks())
+    resolved = told.resolved(needs_data=tells and not among_ranks())
     if tells:
         _say(resolved)
     if command != "launch":
@@ -582,14 +582,9 @@ def _resolved(command: str, words: Sequence[str], own: Collection[str] = (), tel
 
 def _say(resolved: Resolved) -> None:
     """Say what was decided about the data; of several ranks, their starter has."""
-    if resolved.run.progress != "off" and not _among_ranks():
+    if resolved.run.progress != "off" and not among_ranks():
         for line in resolved.lines:
             terminal.say_if_read(line)
-
-
-def _among_ranks() -> bool:
-    """Return whether a launcher started this process: one that ends early would leave the others waiting."""
-    return launchers.detect(os.environ) is not None
 
 
 def _refuse_uneven(recipe: Recipe, run: Run) -> None:

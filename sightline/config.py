@@ -17,7 +17,7 @@ from sightline import recipes
 from sightline.errors import BadCheckpoint, UsageError
 from sightline.files.checkpoint_folder import folder_of_runs, nearest_run, run_of
 from sightline.files.typed_json import short
-from sightline.hardware import launch
+from sightline.hardware.launch import among_ranks
 from sightline.parts import DataConfig
 from sightline.recipe import flags, resolve, store
 from sightline.recipe.flags import Given
@@ -95,9 +95,9 @@ def named(recipe: str, *given: Given) -> Resolved:
     name = recipe_named_in(file) if file and recipe.endswith((".yaml", ".yml")) else recipe
     settings = resolve.read(Settings(recipes.load(name), Run()), *given, file=file, of=f"train {name}")
     told = Asked(name, settings, settings.part("run"))
-    if _is_alone():
+    if not among_ranks():
         told.refuse_missing_data()
-    return told.resolved(needs_data=_is_alone())
+    return told.resolved(needs_data=not among_ranks())
 
 
 def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
@@ -105,12 +105,7 @@ def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
     settings = Settings.of(recipe, run)
     if recipe.name in recipes.names():
         settings = settings.typed_beside(recipes.load(recipe.name))
-    return resolve.decide(resolve.read(settings, *given), needs_data=_is_alone())
-
-
-def _is_alone() -> bool:
-    """Return whether no launcher started this process: other ranks would wait for one that ends this early."""
-    return launch.detect(os.environ) is None
+    return resolve.decide(resolve.read(settings, *given), needs_data=not among_ranks())
 
 
 def of_run(
@@ -155,10 +150,8 @@ def of_stored(
 def refuse_flags_of_run(command: str, run: Path, recipe_file: str, words: Sequence[str], own: Collection[str]) -> None:
     """Refuse flags that the recipe of a run does not have, and wrong values. A recipe that cannot be found here is left
     to who opens the run."""
-    name = recipe_file
-    if not name:
-        with contextlib.suppress(UsageError):  # a damaged file does not matter: checkpoints hold their recipe
-            name = str(_values(run_of(run) / "config.yaml").get("recipe"))
+    # A damaged file does not matter: checkpoints hold their recipe.
+    name = recipe_file or str(store.stored_in(run_of(run)).get("recipe"))
     if recipe_file.endswith(".py") or name in recipes.names():
         hints = Settings(recipes.load(name), Run()).hints()
         flags.read(words, hints, f"{command} {name}", own)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sightline.errors import UsageError
 from sightline.files.checkpoint_folder import run_of
 from sightline.recipe.settings import Origin, Settings, plain
+from sightline.recipe.store import stored_in
 
 
 def as_started(settings: Settings, folder: Path, resume: str) -> Settings:
@@ -18,22 +18,13 @@ def as_started(settings: Settings, folder: Path, resume: str) -> Settings:
         for name, value in settings.recipe.former.items()
         if settings[name].origin is Origin.RECIPE and value != settings.own(name)
     }
-    stored = (_stored(folder) or _stored(run_of(Path(resume)))) if former else {}
+    stored = (stored_in(folder) or stored_in(run_of(Path(resume)))) if former else {}
     if stored.get("recipe") != settings.recipe.name:
         return settings
     now = {name: plain(part) for name, part in settings.recipe.parts.items()}
     if any(_field(stored, name) in (None, _field(now, name)) for name in former):
         return settings
     return settings.put(Origin.STORED, former)
-
-
-def _stored(folder: Path) -> dict[str, Any]:
-    from sightline.files.plain_yaml import read_yaml
-
-    try:
-        return dict(read_yaml(folder / "config.yaml"))
-    except UsageError:
-        return {}
 
 
 def _field(values: dict[str, Any], name: str) -> Any:

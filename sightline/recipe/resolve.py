@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sightline.errors import SightlineError, UsageError
+from sightline.errors import SightlineError
 from sightline.files.typed_json import hints_of
 from sightline.parts import DataFacts
 from sightline.recipe import flags, store
@@ -138,11 +138,6 @@ def _shown(rate: float) -> float:
 
 def _batch_of(run: Path) -> int:
     """Return the batch that a run was started with; 0 if there is none."""
-    from sightline.files.plain_yaml import read_yaml
-
-    try:
-        train = read_yaml(run / "config.yaml").get("train")
-    except UsageError:
-        return 0
+    train = store.stored_in(run).get("train")
     batch = train.get("global_batch") if isinstance(train, dict) else 0
     return batch if isinstance(batch, int) else 0

@@ -83,6 +83,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     return values, origins_of(values.pop(ORIGINS, {}))
 
 
+def stored_in(run: Path) -> dict[str, Any]:
+    """Return what the config.yaml of a run folder holds; {} where it cannot be read."""
+    from sightline.files.plain_yaml import read_yaml
+
+    try:
+        return read_yaml(run / "config.yaml")
+    except UsageError:
+        return {}
+
+
 def put(
     settings: Settings, origin: Origin, parts: Mapping[str, Any], where: str, said: Callable[[str], str]
 ) -> Settings:

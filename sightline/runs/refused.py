@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from sightline.errors import BadCheckpoint, BadData, RankFailed, SightlineError, UsageError
 from sightline.files.whole import replace_text
-from sightline.hardware import launch
+from sightline.hardware.launch import among_ranks
 from sightline.runs.attempts import EXIT, read_exit
 from sightline.runs.folder import LOCK, LOG, is_at_work
 
@@ -27,7 +26,7 @@ NO_FILE = 0, 0
 def as_before(folder: Path) -> Iterator[None]:
     """Undo what a refused start wrote. A launcher's restarts need exit.json, so under one nothing is undone; the
     command that starts ranks on this host restarts nothing, and undoes it for them."""
-    if launch.detect(os.environ) is not None:
+    if among_ranks():
         yield
         return
     new = [path for path in (folder, *folder.parents) if not path.exists()]  # the deepest first
