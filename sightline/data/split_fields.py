@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 from sightline.errors import UsageError
-from sightline.parts import DataConfig, Dataset
+from sightline.parts import DataConfig
 from sightline.recipe.part import Above, Below, Part, not_compared
 
 _CHOOSING = {"val_fraction", "split"}  # fields that choose the samples that validate
@@ -50,20 +50,3 @@ class SplitFields(Part):
                 f"--data.split {ALL}: {path} has a val split; give one part, e.g. --data.path {path}/train"
             )
         return self
-
-    @property
-    def _opens_otherwise(self) -> bool:
-        """Return whether a class of one's own opens something else than what lies at the path."""
-        return False
-
-    def open_test(self, seed: int) -> Dataset:
-        """Open the test split, all of it; UsageError if the data have none."""
-        from sightline.data.sources.layouts import NoTestSplit
-
-        assert isinstance(self, DataConfig)
-        if self._opens_otherwise:  # its `open` may return another split
-            return DataConfig.open_test(self, seed)
-        try:
-            return self.open("test", seed)
-        except NoTestSplit as error:
-            raise NoTestSplit(f"{getattr(self, 'path', '')}: {error}") from error

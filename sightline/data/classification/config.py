@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import ClassificationFields
-from sightline.data.split_fields import SplitFields
+from sightline.data.image_data import ImageData
 from sightline.errors import BadData, UsageError
-from sightline.parts import SPLITS, DataConfig, DataFacts, Dataset, DataSpec, ServedInput, Split
+from sightline.parts import Dataset, DataSpec, ServedInput
 from sightline.recipe.part import not_compared
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ BACKGROUND = "background"
 
 
 @dataclass(frozen=True)
-class ClassificationData(ClassificationFields, SplitFields, DataConfig):
+class ClassificationData(ClassificationFields, ImageData):
     """Location of the images, and how they become the network's input."""
 
     path: str = not_compared("")
@@ -82,35 +81,15 @@ class ClassificationData(ClassificationFields, SplitFields, DataConfig):
 
         return SourceOptions(self.first_label, self.classes, self.val_fraction, self.split)
 
-    def open(self, split: Split, seed: int) -> Dataset:
-        """Open the train or val images under `path`."""
+    def dataset_module(self) -> Any:
         from sightline.data.classification import dataset
 
-        return dataset.open_split(self, split, seed)
+        return dataset
 
-    @property
-    def _opens_otherwise(self) -> bool:
-        """Return whether a class of one's own opens something else than what lies at the path."""
-        return type(self).open is not ClassificationData.open
-
-    def open_splits(self, seed: int, facts: DataFacts) -> dict[Split, Dataset]:
-        """Open both splits, each listed once, with the sources that `look` opened."""
-        from sightline.data.classification import dataset
-        from sightline.data.sources import Opener
-
-        if self._opens_otherwise:
-            return super().open_splits(seed, facts)
-        opener = Opener(facts.opened)
-        return {split: dataset.open_split(self, split, seed, opener) for split in SPLITS}
-
-    def look(self, run: Path, typed: Collection[str]) -> DataFacts:
-        """Open both splits for their classes, unless a number was typed."""
-        if self._opens_otherwise:
-            return DataFacts()
-        from sightline.data import facts
+    def source_opener(self) -> Any:
         from sightline.data.sources import open_source
 
-        return facts.of_images(self, run, typed, open_source)
+        return open_source
 
     def on_host(self) -> ClassificationData:
         """Decode on the CPU, unless a decoder was typed."""

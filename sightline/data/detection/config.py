@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import DetectionFields
-from sightline.data.split_fields import SplitFields
+from sightline.data.image_data import ImageData
 from sightline.errors import UsageError
-from sightline.parts import SPLITS, DataConfig, DataFacts, Dataset, DataSpec, ServedInput, Split
+from sightline.parts import Dataset, DataSpec, ServedInput
 from sightline.recipe.part import AtLeast, not_compared
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DetectionData(DetectionFields, SplitFields, DataConfig):
+class DetectionData(DetectionFields, ImageData):
     """Location of the images and their boxes, and how they become the network's input."""
 
     path: str = not_compared("")
@@ -70,35 +68,15 @@ class DetectionData(DetectionFields, SplitFields, DataConfig):
 
         return with_fields_of(self, Augmentation)
 
-    def open(self, split: Split, seed: int) -> Dataset:
-        """Open the train or val images under `path`, or the static batches."""
+    def dataset_module(self) -> Any:
         from sightline.data.detection import dataset
 
-        return dataset.open_split(self, split, seed)
+        return dataset
 
-    @property
-    def _opens_otherwise(self) -> bool:
-        """Return whether a class of one's own opens something else than what lies at the path."""
-        return type(self).open is not DetectionData.open
-
-    def open_splits(self, seed: int, facts: DataFacts) -> dict[Split, Dataset]:
-        """Open both splits, each listed once, with the sources that `look` opened."""
-        from sightline.data.detection import dataset
-        from sightline.data.sources import Opener
-
-        if self._opens_otherwise:
-            return super().open_splits(seed, facts)
-        opener = Opener(facts.opened)
-        return {split: dataset.open_split(self, split, seed, opener) for split in SPLITS}
-
-    def look(self, run: Path, typed: Collection[str]) -> DataFacts:
-        """Open both splits for their classes and most boxes, unless numbers were typed."""
-        if self._opens_otherwise:
-            return DataFacts()
-        from sightline.data import facts
+    def source_opener(self) -> Any:
         from sightline.data.sources import open_boxes
 
-        return facts.of_images(self, run, typed, open_boxes)
+        return open_boxes
 
     @property
     def source_options(self) -> SourceOptions:
