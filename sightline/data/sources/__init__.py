@@ -1,5 +1,6 @@
 """Sources: where samples lie. One file is one kind: `detect(path)` and `open_source(path, split, options)` for images
-with a label, `open_boxes` (the same) for images with boxes, or `open_volumes(path, split, spec, fold, folds)`.
+with a label, `open_boxes` or `open_masks` (the same) for images with boxes or a class per pixel, or
+`open_volumes(path, split, spec, fold, folds)`.
 
 All kinds give samples in one order (by class and file name; by image id), so the same images in another form make the
 same batches. (TFRecords without file names keep the order of their records.)
@@ -26,6 +27,8 @@ from sightline.parts import DataSpec, Split
 
 if TYPE_CHECKING:
     from sightline.data.sources.index_files import Names
+
+IGNORED = 255  # in a mask: pixels that neither loss nor scores count
 
 OneSource = TypeVar("OneSource", bound="Images")
 Shared = TypeVar("Shared")
@@ -127,6 +130,27 @@ class BoxSource(Images):
     def objects(self, index: int) -> Objects: ...
 
 
+class MaskSource(Images):
+    """Images with a class for every pixel."""
+
+    values: tuple[int, ...]  # what the files call the classes: numbers, or colours as 0xRRGGBB with is_coloured
+    is_coloured: bool = False
+    channels: int = 3  # of the images: 1 to 4
+    bits: int = 8  # of each channel: 8 or 16
+
+    @abstractmethod
+    def image(self, index: int) -> bytes | np.ndarray:
+        """Return an image encoded, or as pixels (height, width, channels). Raises BadSample."""
+
+    @abstractmethod
+    def mask(self, index: int) -> np.ndarray:
+        """Return (height, width) uint8: the index of each pixel's class, or IGNORED. Raises BadSample."""
+
+    @abstractmethod
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width), from the header. Raises BadSample."""
+
+
 class VolumeSource(ABC):
     """Volumes with a class for every voxel, prepared for the network. Pickled to loader workers."""
 
@@ -185,6 +209,12 @@ def open_boxes(kind: str, path: str, split: Split, options: SourceOptions = DEFA
     return source
 
 
+def open_masks(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> MaskSource:
+    """Open images with masks in the same way."""
+    source: MaskSource = _opener("open_masks", kind, path, _WITH_MASKS)(path, split, options)
+    return source
+
+
 class Opener:
     """Opens the sources of one start: what both splits share is listed once, and each source is opened once. Not for
     two starts, between which files may change."""
@@ -195,7 +225,7 @@ class Opener:
 
     def open(
         self,
-        open_one: Callable[[str, str, Split, SourceOptions], OneSource],  # open_source or open_boxes
+        open_one: Callable[[str, str, Split, SourceOptions], OneSource],  # open_source, open_boxes or open_masks
         kind: str,
         path: str,
         split: Split,
@@ -276,6 +306,7 @@ def _module(name: str) -> Any:
 _RECIPES = {
     "open_source": "images with a label (for recipes such as resnet50)",
     "open_boxes": "images with boxes (for ssd_resnet34 and demo_detection)",
+    "open_masks": "images with masks (for segmentation)",
     "open_volumes": "prepared volumes (for unet2d and demo_segmentation)",
 }
 _LABELLED = (
@@ -288,6 +319,10 @@ _WITH_BOXES = (
     "instances_train2017.json with train2017/*.jpg), YOLO's data.yaml or images/ with labels/*.txt, Pascal VOC's "
     "Annotations/*.xml with JPEGImages/, or train-00000-of-00256.tfrecord (draw some with `sightline prepare shapes "
     "--out DIR`, then DIR/detection)"
+)
+_WITH_MASKS = (
+    "images/ with masks/ (or JPEGImages/ with SegmentationClass/), X.jpg with X_mask.png in one folder, a Roboflow "
+    "export with _classes.csv, COCO's json files with outlines, or YOLO's data.yaml with polygons"
 )
 _VOLUMES = (
     "a folder with plan.json as `sightline prepare decathlon --source DIR --out PREPARED` writes it, or "
