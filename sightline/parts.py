@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # Limits on a spec read from a file: a network is built from it before anything else is checked.
 MAX_CHANNELS, MAX_SIDE = 1024, 2**16
+_LATER = ("multi_label", "coloured", "bits")  # fields of a spec that older versions do not know
 
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
 Arrays = dict[str, "np.ndarray"]
@@ -36,6 +37,7 @@ Layout = Mapping[str, tuple[tuple[int, ...], str]]  # key -> (shape, NumPy dtype
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val")  # of a training; a test split is scored when asked for
 Drawing = dict[str, str]  # what a tile shows ("truth") -> base64 of a JPEG
+IGNORED = 255  # in a mask: pixels that neither loss nor scores count
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,15 @@ class DataSpec:
     spacing: tuple[float, ...] = ()  # volumes: mm from voxel to voxel along each axis of `size`
     clip: tuple[float, ...] = ()  # volumes: lowest and highest value, before mean and std
     multi_label: bool = False  # images: any number of classes each
+    coloured: bool = False  # masks: `class_ids` are colours, 0xRRGGBB
+    bits: int = 8  # images with masks: of each channel, 8 or 16
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain lists and numbers, for a checkpoint; no `multi_label=False`: older versions do not know it."""
-        values = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
-        return values if self.multi_label else {name: v for name, v in values.items() if name != "multi_label"}
+        """Return plain lists and numbers, for a checkpoint, without what older versions do not know and data do not
+        have."""
+        later = {each.name: each.default for each in dataclasses.fields(self) if each.name in _LATER}
+        kept = {name: v for name, v in vars(self).items() if name not in later or v != later[name]}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in kept.items()}
 
     @classmethod
     def from_json(cls, values: Any) -> DataSpec:
@@ -65,6 +71,8 @@ class DataSpec:
             raise ValueError(f"{found.channels} channels, expected 1 to {MAX_CHANNELS}")
         if not all(1 <= side <= MAX_SIDE for side in found.size):
             raise ValueError(f"size is {short(found.size)}, expected sides of 1 to {MAX_SIDE}")
+        if found.bits not in (8, 16):
+            raise ValueError(f"{short(found.bits)} bits, expected 8 or 16")
         for name in ("mean", "std", "spacing", "clip"):
             if not all(map(math.isfinite, getattr(found, name))):
                 raise ValueError(f"{name} is {short(getattr(found, name))}, expected finite numbers")

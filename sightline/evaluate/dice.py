@@ -31,19 +31,20 @@ def soft_sums(
     voxel_loss: VoxelLoss,
     inside: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
+    first: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Sum over the voxels of each sample that are `inside`; return class sums and the voxel loss.
 
-    Class sums (batch, classes - 1, 3) are, per foreground class, the probability where the class is true, the
+    Class sums (batch, classes - first, 3) are, per class from `first` on, the probability where the class is true, the
     probability, and the truth. The voxel loss (batch,) is cross entropy or focal loss over all classes. The loop runs
     class by class, so that no one-hot tensor of floats is made.
     """
     scores = logits.float().flatten(2).log_softmax(1).unbind(1)  # per class (batch, voxels)
     label = label.flatten(1)
     if inside is not None:
-        label = torch.where(inside.flatten(1), label, 0)
+        label = torch.where(inside.flatten(1), label, -1)  # no class
     true_score, sums = scores[0], []
-    for number, score in enumerate(scores[1:], start=1):
+    for number, score in enumerate(scores[first:], start=first):
         is_true = label == number
         true_score = torch.where(is_true, score, true_score)
         probability = score.exp()

@@ -45,9 +45,15 @@ def boxes_beside(
     }
 
 
-def masks_beside(pixels: np.ndarray, truth: np.ndarray, found: np.ndarray) -> Drawing:
-    """Draw a slice (height, width), and the classes of its voxels in colours."""
-    tile = grey_tile(pixels, SLICE_SIDE)
+def picture(pixels: np.ndarray, spec: DataSpec) -> Image.Image:
+    """Draw the network's input (channels, height, width), normalised; what has 16 bits in shades of grey, of which it
+    may use a few only."""
+    return grey_tile(pixels[0], SLICE_SIDE) if spec.bits > 8 else _fitted(_shown(pixels, spec), SLICE_SIDE)
+
+
+def masks_beside(pixels: np.ndarray | Image.Image, truth: np.ndarray, found: np.ndarray) -> Drawing:
+    """Draw a slice (height, width) or a picture, and the classes of its voxels in colours."""
+    tile = grey_tile(pixels, SLICE_SIDE) if isinstance(pixels, np.ndarray) else pixels
     return {
         "image": as_jpeg(tile),
         "truth": as_jpeg(_coloured(tile, truth)),
@@ -86,10 +92,10 @@ def _area(finding: Finding) -> float:
 
 
 def _shown(pixels: np.ndarray, spec: DataSpec) -> Image.Image:
-    """Undo the normalisation of (channels, height, width); the first channel alone where they are not three."""
+    """Undo the normalisation of (channels, height, width); the first three channels, or the first alone."""
     mean, std = (np.array(values, np.float32)[:, None, None] for values in (spec.mean, spec.std))
     values = np.nan_to_num((pixels * std + mean) * 255)
-    values = values if len(values) == 3 else values[:1].repeat(3, axis=0)
+    values = values[:3] if len(values) >= 3 else values[:1].repeat(3, axis=0)
     return Image.fromarray(values.round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
 
 

@@ -193,7 +193,7 @@ def _bar_row(name: str, number: int, rows: Mapping[str, SplitRow]) -> str:
     cells = []
     for row in rows.values():
         count, most = row.counts[number], max(row.counts)
-        share = f" ({100 * count / sum(row.counts):.2g}\u00a0%)" if row.counted == "voxels" else ""
+        share = f" ({100 * count / sum(row.counts):.2g}\u00a0%)" if row.counted in ("voxels", "pixels") else ""
         said = f"{short(count) if count >= 10**6 else f'{count:,}'}{share}"
         cells.append(f'<td><i style="width:{60 * count / most:.1f}%"></i>{text(said)}</td>')
     return f'<tr><td class="wrap">{text(name)}</td>{"".join(cells)}</tr>'

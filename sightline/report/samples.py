@@ -216,7 +216,8 @@ def _caption(sample: SeenSample, spec: DataSpec) -> list[Word]:
     """Return the words under a sample: its classes, in the colours in which they are drawn."""
     if sample.mask is not None:
         present = [number for number in np.unique(sample.mask).tolist() if 0 < number < len(spec.classes)]
-        return [(spec.classes[number], outline_colour(number)) for number in present] or [("background only", None)]
+        named: list[Word] = [(spec.classes[number], outline_colour(number)) for number in present]
+        return named or [(f"{spec.classes[0]} only", None)]
     if any(label.box for label in sample.labels):
         counts = Counter((label.name, label.class_id) for label in sample.labels)
         return [(f"{n} {name}" if n > 1 else name, colour_of(number)) for (name, number), n in counts.items()]

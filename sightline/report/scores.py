@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sightline.report.charts import line_chart
+from sightline.report.charts import line_chart, short
 from sightline.report.html import bar, card, folded, is_score, number, table, text
 from sightline.report.story import RunStory
 from sightline.runs.score_names import COCO_MORE, of_class, shown, title
@@ -14,9 +14,10 @@ from sightline.runs.screen import as_hours, as_score
 
 CLASSES_SHOWN, CLASSES_LISTED, PAIRS_SHOWN = 20, 1000, 20
 NUMBERED_MOST = 20  # classes up to which cells of the confusion matrix hold their number
-COUNTS = ("samples", "truths")  # columns of the table of classes
+MANY = 10**6  # of a cell: counts of pixels are shortened from here on
+COUNTS = ("samples", "truths", "pixels")  # columns of the table of classes
 COUNTED = ("samples", "volumes", "skipped")  # values of an evaluation
-BESIDE = {"ap": "ap50", "dice": "iou"}  # a second score that people compare, by the headline
+BESIDE = {"ap": "ap50", "dice": "iou", "miou": "dice"}  # a second score that people compare, by the headline
 
 
 def numbers(story: RunStory) -> str:
@@ -165,7 +166,7 @@ def _matrix(rows: Sequence[dict[str, Any]]) -> str:
 def _cell(count: float, share: float, is_right: bool, said: str, classes: int) -> str:
     if not count:
         return "<td></td>"
-    inside = text(count) if classes <= NUMBERED_MOST else ""
+    inside = text(short(count) if count >= MANY else count) if classes <= NUMBERED_MOST else ""
     kind = "good" if is_right else "wrong"
     return f'<td class="{kind}" style="--v:{100 * min(share, 1):.0f}%" title="{text(said)}">{inside}</td>'
 

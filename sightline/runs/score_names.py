@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 # A score of all samples has another name where it is that of one class: accuracy on its samples is its recall.
-OF_CLASS = {"top1": "recall", "map": "ap", "samples": "images", "truths": "objects"}
+OF_CLASS = {"top1": "recall", "map": "ap", "miou": "iou", "samples": "images", "truths": "objects"}
 # Of COCO's scores those that few look for. They stand last, or folded.
 COCO_MORE = ("ap75", "aps", "apm", "apl", "ar1", "ar10", "ar100", "ars", "arm", "arl")
 TITLES = {
@@ -30,6 +30,8 @@ TITLES = {
     "dice": "Dice",
     "dice_sum": "sum of Dice",
     "iou": "IoU",
+    "miou": "mean IoU",
+    "pixel_accuracy": "pixel accuracy",
     "val_loss": "loss",
 }
 

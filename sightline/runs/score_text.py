@@ -35,7 +35,7 @@ def _mistakes_of(row: dict[str, Any]) -> str:
         return f"  predicted as {row['predicted']}"
     if "missed" in row:
         return f"  {row['missed']} of {row['truths']} objects missed, {row['wrong']} wrong"
-    return ""
+    return f"  IoU {as_score(row['iou'])}" if "iou" in row else ""
 
 
 def of_checkpoints(rows: Sequence[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ GAP = 2  # columns between two numbers
 KEPT = ("loss", "eta_s", "bar", "steps", "images_per_s")  # numbers of the live line, the most important first
 DROPPED = ("lr", "data_wait", "memory_gb")  # from the last on, before the bar shrinks
 NOT_SHOWN = ("grad_norm", "steps_per_s", "images_per_s_per_rank")
-COUNTED = {"samples": "images", "truths": "objects"}  # what a row of the table of classes counts
+COUNTED = {"samples": "images", "truths": "objects", "pixels": "pixels"}  # what a row of the table of classes counts
 
 
 @dataclass(frozen=True)

@@ -92,3 +92,31 @@ class SegmentationConfig(TaskConfig):
         from sightline.tasks.segmentation import Segmentation
 
         return Segmentation(**vars(self))
+
+
+@dataclass(frozen=True)
+class MaskConfig(TaskConfig):
+    """Cross entropy and soft Dice; intersection over union of every class, over all pixels."""
+
+    dice_weight: Annotated[float, AtLeast(0, "1 weighs it like the cross entropy")] = 1.0
+    """Weight of the soft Dice loss beside the cross entropy. It is a mean over the classes that a batch shows."""
+    whole_pixels: Annotated[int, AtLeast(0, "0 cuts all images into windows")] = 2**20
+    """Images with more pixels go through the network in overlapping windows as large as a training crop; others
+    whole."""
+    overlap: Annotated[float, AtLeast(0), Below(1, "e.g. 0.25")] = 0.25
+    """Share of a window that the next one covers."""
+    blend: Literal["gaussian", "constant"] = "gaussian"
+    """Average of overlapping windows: by a weight that falls towards their edges, or evenly."""
+    window_batch: Annotated[int, AtLeast(1, "e.g. 16")] = 16
+    """Windows that go through the network at once; of whole images, as many pixels."""
+
+    headline = "miou"
+    batch_loss = "the Dice loss"
+    drawn = 6
+    activation = "softmax"
+
+    def build(self) -> Task:
+        """Return the task with these fields."""
+        from sightline.tasks.masks import Masks
+
+        return Masks(**vars(self))

@@ -1,10 +1,8 @@
 """Sources: where samples lie. One file is one kind: `detect(path)` and `open_source(path, split, options)` for images
-with a label, `open_boxes` or `open_masks` (the same) for images with boxes or a class per pixel, or
-`open_volumes(path, split, spec, fold, folds)`.
+with a label; `open_boxes` or `open_masks`, the same for boxes or a class per pixel; `open_volumes` for volumes.
 
 All kinds give samples in one order (by class and file name; by image id), so the same images in another form make the
-same batches. (TFRecords without file names keep the order of their records.)
-"""
+same batches. (TFRecords without file names keep the order of their records.)"""
 
 from __future__ import annotations
 
@@ -23,12 +21,11 @@ import numpy as np
 
 from sightline.data.sources.layouts import Layout, contents, is_description, read_description, subfolders
 from sightline.errors import BadData, UsageError
+from sightline.parts import IGNORED as IGNORED
 from sightline.parts import DataSpec, Split
 
 if TYPE_CHECKING:
     from sightline.data.sources.index_files import Names
-
-IGNORED = 255  # in a mask: pixels that neither loss nor scores count
 
 OneSource = TypeVar("OneSource", bound="Images")
 Shared = TypeVar("Shared")
@@ -50,6 +47,8 @@ class SourceOptions:
     classes: int = 0  # tar, tfrecord: how many there are, where some of the numbered labels have no samples
     val_fraction: float = 0.2  # without a val split: the share of every class that validates
     split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn; "all"
+    mask_pattern: str = ""  # masks: the name of a mask without its ending, {} for what it shares with its image
+    ignore: str = ""  # masks: numbers, #RRGGBB or names of classes that count for nothing; "none"; "": see masks.py
     skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
     listed: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)  # see `once`
 

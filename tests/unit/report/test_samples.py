@@ -145,7 +145,7 @@ def test_tiles_stand_in_rows_of_six_with_their_words_below(written):
         ([], SPEC, None, ["no label"]),
         ([], DataSpec(("cat",), 3, (4, 4), SPEC.mean, SPEC.std, (7,)), None, ["no boxes"]),
         ([], SPEC, [[0, 1], [2, 9]], ["dog", "owl"]),
-        ([], SPEC, [[0, 0], [0, 9]], ["background only"]),
+        ([], SPEC, [[0, 0], [0, 9]], ["cat only"]),
         (["wwwwwwwwwwww"] * 2, SPEC, None, ["wwwwwwwwwwww", "wwwwwwwwwwww"]),
         (["wwwwwwwwwwww"] * 5, SPEC, None, ["wwwwwwwwwwww", "wwwwwwwwwwww", "+3"]),
     ],
@@ -161,7 +161,7 @@ def test_captions_say_what_is_seen(written, labels: list, spec: DataSpec, mask: 
     rows = [y for text in dict.fromkeys(words) for _, y in written[text]]
     assert len(set(rows)) == (2 if "wwwwwwwwwwww" in words else 1)
     places = [place for text in dict.fromkeys(words) for place in written[text]]
-    is_marked = mask is not None and words != ["background only"]
+    is_marked = mask is not None and words != ["cat only"]
     for row in set(rows):  # a line begins at the left edge of its tile, a mark before the word takes 13
         assert min(x for x, y in places if y == row) == (21 if is_marked else 8) and max(x for x, _ in places) < 208
 
