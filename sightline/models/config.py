@@ -14,6 +14,7 @@ from sightline.recipe.part import Above, AtLeast, AtMost
 if TYPE_CHECKING:
     from torch import nn
 
+    from sightline.models.encoder_unet import EncoderUnet
     from sightline.models.resnet import ResNet
     from sightline.models.ssd import Ssd
     from sightline.models.unet import Unet
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Depth = Literal[18, 34, 50, 101, 152, 200]
 DEPTHS: tuple[Depth, ...] = get_args(Depth)
 TIMM = "timm:"  # begins the names of timm's networks
+ENCODERS = (*(f"resnet{depth}" for depth in DEPTHS), "resnext101_32x4d")
 SSD_SIZE = 300  # side in pixels of the image that steps and scales refer to
 SSD_LEVELS = 6
 
@@ -400,3 +402,58 @@ class UnetConfig(ModelConfig):
     def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
         """Name the convolutions to the classes, also those of coarser levels."""
         return ("heads.",)
+
+
+@dataclass(frozen=True)
+class EncoderUnetConfig(ModelConfig):
+    """A U-Net whose way down is a classifier's, so that pretrained weights fit it; for images of any size."""
+
+    arch: str = "resnet34"
+    """The classifier: resnet18 ... resnet200 and resnext101_32x4d with torchvision's names, or timm:NAME where timm is
+    installed."""
+    width: Annotated[int, AtLeast(4, "64 is the published width")] = 64
+    """Channels of a ResNet's first stage. The way up ends with a quarter of it; every level below has twice as many."""
+    weights: str = ""
+    """Initial weights of the way down, from such a classifier, or of the whole network: a run, a file of torch,
+    torchvision:NAME or timm:NAME; see docs/weights.md. For images with other than 3 channels its first convolution is
+    adapted. A head for another number of classes starts at random."""
+
+    @property
+    def is_timm(self) -> bool:
+        """Return whether the way down is one of timm's networks."""
+        return self.arch.startswith(TIMM)
+
+    def check(self) -> None:
+        super().check()
+        if not self.is_timm and self.arch not in ENCODERS:
+            raise UsageError(
+                f"model.arch={self.arch} cannot be the way down of a U-Net; use one of {', '.join(ENCODERS)}, or "
+                "timm:NAME"
+            )
+
+    def encoder(self) -> ResNetConfig:
+        """Return the config of the ResNet that is the way down."""
+        return replace(OURS[self.arch], width=self.width)
+
+    def refuse_unknown(self) -> None:
+        """Raise UsageError for a name that timm does not know; it is then imported."""
+        if self.is_timm:
+            from sightline.models import timm_arch
+
+            timm_arch.refuse_unknown(self.arch)
+
+    def build(self, spec: DataSpec) -> EncoderUnet:
+        """Build the network for `spec`'s channels and classes, with random weights."""
+        from sightline.models import encoder_unet
+
+        return encoder_unet.EncoderUnet(self, spec)
+
+    def load_weights(self, model: nn.Module) -> LoadedWeights:
+        """Load `weights`, into the whole network or into its way down."""
+        from sightline.models import encoder_unet
+
+        return encoder_unet.load_weights(self, model) if self.weights else LoadedWeights()
+
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the way up and the head: weights of a classifier leave both random."""
+        return ("decoder.", "head.")

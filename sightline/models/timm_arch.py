@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import math
 from typing import Any
 
@@ -39,6 +40,30 @@ def build(arch: str, spec: DataSpec) -> nn.Module:
         arch.removeprefix(TIMM), num_classes=len(spec.classes), in_chans=spec.channels, **fixed
     )
     return model
+
+
+def build_encoder(arch: str, channels: int) -> tuple[nn.Module, list[int], list[int]]:
+    """Build the network without its head, with random weights: it answers features of several resolutions. Return also
+    their channels, and how many times smaller than the image each is."""
+    refuse_unknown(arch)
+    made_for = _made_for(arch)
+    why = f"it is made for images of {made_for.input_size[1:]}" if made_for.fixed_input_size else ""
+    if not why:
+        try:
+            model: nn.Module = _imported(arch).create_model(
+                arch.removeprefix(TIMM), features_only=True, in_chans=channels
+            )
+            info: Any = model.feature_info
+            sizes = list(info.reduction())
+            if sizes[0] in (2, 4) and all(low == 2 * high for high, low in itertools.pairwise(sizes)):
+                return model, list(info.channels()), sizes
+            why = f"its features are {', '.join(map(str, sizes))} times smaller than the image"
+        except (RuntimeError, AttributeError, AssertionError, TypeError, ValueError) as error:  # timm's, of a network
+            why = str(error).partition("\n")[0][:120] or type(error).__name__  # without features
+    raise UsageError(
+        f"model.arch='{arch}' cannot be the way down of a U-Net ({why}); use a convolutional network, whose features "
+        f"are 2, 4, 8, 16 and 32 times smaller, e.g. resnet34 or {TIMM}tf_efficientnet_lite0"
+    )
 
 
 def head_prefixes(arch: str) -> tuple[str, ...]:
