@@ -1,10 +1,8 @@
 """Sources: where samples lie. One file is one kind: `detect(path)` and `open_source(path, split, options)` for images
-with a label, `open_boxes` or `open_masks` (the same) for images with boxes or a class per pixel, or
-`open_volumes(path, split, spec, fold, folds)`.
+with a label; `open_boxes` or `open_masks`, the same for boxes or a class per pixel; `open_volumes` for volumes.
 
 All kinds give samples in one order (by class and file name; by image id), so the same images in another form make the
-same batches. (TFRecords without file names keep the order of their records.)
-"""
+same batches. (TFRecords without file names keep the order of their records.)"""
 
 from __future__ import annotations
 
@@ -50,6 +48,8 @@ class SourceOptions:
     classes: int = 0  # tar, tfrecord: how many there are, where some of the numbered labels have no samples
     val_fraction: float = 0.2  # without a val split: the share of every class that validates
     split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn; "all"
+    mask_pattern: str = ""  # masks: the name of a mask without its ending, {} for what it shares with its image
+    ignore: str = ""  # masks: numbers, #RRGGBB or names of classes that count for nothing; "none"; "": see masks.py
     skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
     listed: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)  # see `once`
 
@@ -193,7 +193,8 @@ def wrong_classes(path: str, found: int, declared: int) -> BadData:
 
 def kinds(opener: str = "open_source") -> list[str]:
     """Return all kinds of source that have this function: files of this folder, of which some only serve others."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    # Masks that lie beside images come before outlines in a json file of the same folder.
+    names = sorted((module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name != "masks", name))
     return [name for name in names if hasattr(_module(name), opener)]
 
 
@@ -211,6 +212,7 @@ def open_boxes(kind: str, path: str, split: Split, options: SourceOptions = DEFA
 
 def open_masks(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> MaskSource:
     """Open images with masks in the same way."""
+    kind = "masks" if kind == "auto" and options.mask_pattern else kind  # which they need not show without it
     source: MaskSource = _opener("open_masks", kind, path, _WITH_MASKS)(path, split, options)
     return source
 
