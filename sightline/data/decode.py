@@ -51,6 +51,7 @@ __all__ = [
     "MAX_BYTES",
     "MAX_PIXELS",
     "Header",
+    "decode_channels",
     "decode_on_device",
     "decode_rgb",
     "decode_values",
@@ -117,6 +118,48 @@ def decode_values(data: bytes, name: str) -> np.ndarray:
             if header.is_grey and header.depth in (2, 4):
                 values //= 255 // (2**header.depth - 1)  # Pillow spreads them over all of a byte
     return _turn_upright(values, header.orientation)
+
+
+def palette_of(data: bytes, name: str) -> np.ndarray | None:
+    """Return the palette (colours, 3) uint8 of an image whose `decode_values` are indices; None of others."""
+    header = read_header(data, name)
+    if header.format == "JPEG" or header.is_grey:
+        return None
+    with _as_bad_sample(name, header), _opened_with_pillow(data, header, loads=False) as image:
+        if image.mode != "P":
+            return None
+        colours = image.getpalette("RGB") or [0, 0, 0]
+    return np.asarray(colours, np.uint8).reshape(-1, 3)
+
+
+def decode_channels(data: bytes, name: str, header: Header, channels: int, bits: int) -> np.ndarray:
+    """Decode to (height, width, channels) of 8 or 16 `bits`, alpha and all; `header` is that of `read_header`, perhaps
+    with another orientation. Raises BadSample as `decode_rgb` does."""
+    with _as_bad_sample(name, header):
+        if header.depth == 16 and bits == 16 and not header.is_grey:
+            values = _decode_deep(data, header)
+        else:
+            with _opened_with_pillow(data, header) as image:
+                if channels == 1:
+                    values = np.asarray(image.getchannel(0) if image.mode == "LA" else image)
+                else:
+                    values = np.asarray(image) if image.mode == "RGBA" and channels == 4 else _to_rgb(image)
+    values = values.astype(np.uint16 if bits == 16 else np.uint8, copy=False)
+    values = values[..., None] if values.ndim == 2 else values
+    if values.shape[2] < channels:
+        raise BadSample(name, f"has {values.shape[2]} channels, the other images {channels}; store all alike")
+    return _turn_upright(np.ascontiguousarray(values[..., :channels]), header.orientation)
+
+
+def _decode_deep(data: bytes, header: Header) -> np.ndarray:
+    """Decode colours of 16 bits, of which Pillow reads the high byte only."""
+    if header.format != "PNG":
+        raise Damaged("colours of 16 bits, which are read from PNG only", "save it as PNG")
+    import torch
+    import torchvision.io  # noqa: F401  (registers the operator)
+
+    encoded = torch.frombuffer(bytearray(_strip_png(data)), dtype=torch.uint8)
+    return torch.ops.image.decode_png(encoded, 0, False).permute(1, 2, 0).contiguous().numpy()
 
 
 def pixels_of(image: Image.Image, name: str, grey: bool = False) -> np.ndarray:
@@ -304,8 +347,9 @@ def _decode_with_pillow(data: bytes, header: Header) -> np.ndarray:
         return _to_rgb(image)
 
 
-def _opened_with_pillow(data: bytes, header: Header) -> ImageFile.ImageFile:
-    """Load any allowed image. Pillow may not guess the format, and gets no metadata to warn about."""
+def _opened_with_pillow(data: bytes, header: Header, loads: bool = True) -> ImageFile.ImageFile:
+    """Open any allowed image, and load its pixels if that is asked for. Pillow may not guess the format, and gets no
+    metadata to warn about."""
     if header.format == "JPEG":
         image: ImageFile.ImageFile = JpegImagePlugin.JpegImageFile(io.BytesIO(_strip_jpeg(data)))
     elif header.format == "PNG":
@@ -318,7 +362,8 @@ def _opened_with_pillow(data: bytes, header: Header) -> ImageFile.ImageFile:
         image = WebPImagePlugin.WebPImageFile(io.BytesIO(data))
     if image.size != (header.width, header.height):  # nothing of this size is allocated yet
         raise Damaged(f"{header.format} of {header.width}x{header.height} pixels, which Pillow reads as {image.size}")
-    image.load()
+    if loads:
+        image.load()
     return image
 
 

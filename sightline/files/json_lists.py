@@ -28,6 +28,8 @@ class JsonLists:
         self._chunks = iter(chunks)
         self._bytes_read = 0
         self._buffer, self._at = "", 0
+        self._mark, self._mark_byte = 0, 0  # a place in the buffer, and its byte in the file
+        self._entry_byte = 0
         self._is_over = False
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self._scan = json.JSONDecoder().raw_decode
@@ -63,10 +65,21 @@ class JsonLists:
     def _list(self) -> Iterator[Any]:
         self._expect("[", "a list")
         while self._peek() != "]":
+            self._entry_byte = self._byte()
             yield self._value()
             if self._peek() != "]":
                 self._expect(",", "a comma")
         self._expect("]", "the end of the list")
+
+    def span(self) -> tuple[int, int]:
+        """Return where the bytes of the entry that was just given begin and end in the file."""
+        return self._entry_byte, self._byte()
+
+    def _byte(self) -> int:
+        """Return the byte of the place that was read up to."""
+        self._mark_byte += len(self._buffer[self._mark : self._at].encode())
+        self._mark = self._at
+        return self._mark_byte
 
     def _damaged(self, what: str) -> BadData:
         at = self._bytes_read - len(self._buffer) + self._at
@@ -113,10 +126,13 @@ class JsonLists:
         """Read more, at least so many letters if they are there; text already parsed is dropped."""
         if self._is_over:
             return False
+        self._byte()
         found = [self._buffer[self._at :]]
         count = 0
         while count < max(letters, BLOCK) and not self._is_over:
             chunk = next(self._chunks, b"")
+            if not self._bytes_read and chunk.startswith(codecs.BOM_UTF8):
+                self._mark_byte = len(codecs.BOM_UTF8)
             self._bytes_read += len(chunk)
             self._is_over = not chunk
             try:
@@ -124,5 +140,5 @@ class JsonLists:
             except UnicodeDecodeError:
                 raise self._damaged("bytes that are not UTF-8") from None
             count += len(found[-1])
-        self._buffer, self._at = "".join(found), 0
+        self._buffer, self._at, self._mark = "".join(found), 0, 0
         return True

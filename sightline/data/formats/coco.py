@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +70,7 @@ class Instances:
     boxes: np.ndarray  # (n, 4) float64: x, y, width, height in pixels
     area: np.ndarray  # (n,) float64
     crowd: np.ndarray  # (n,) bool
+    spans: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))  # (n, 2): see `read_instances`
 
     def faults(self) -> np.ndarray:
         """Return `faults` of all boxes, each in its image."""
@@ -82,6 +83,7 @@ class Instances:
         new[places] = np.arange(len(places))
         kept = new[self.rows] >= 0
         columns = {name: getattr(self, name)[kept] for name in ("ids", "labels", "boxes", "area", "crowd")}
+        columns["spans"] = self.spans[kept] if len(self.spans) else self.spans
         images = [self.images[place] for place in places.tolist()]
         return replace(self, images=images, rows=new[self.rows[kept]], **columns)
 
@@ -94,17 +96,21 @@ def refuse(kind: str, where: str, text: str) -> None:
 def read_instances(chunks: Iterable[bytes], name: str, wrong: Wrong = refuse) -> Instances:
     """Read a file, given as its bytes in pieces, to its end; entries that are reported to `wrong` are left out.
 
-    Raises BadData for a file that is not of this form at all.
+    `spans` of what is returned says which bytes of the file each object takes, so that its outline can be read later;
+    both are 0 if it has none. Raises BadData for a file that is not of this form at all.
     """
     reading = _Reading(name, wrong)
+    lists = JsonLists(chunks, name)
     add = {"images": reading.add_image, "annotations": reading.add_object, "categories": reading.add_category}
     seen = set()
-    for key, number, entry in JsonLists(chunks, name).entries(add):
+    for key, number, entry in lists.entries(add):
         seen.add(key)
         try:
             if not isinstance(entry, dict):
                 raise _WrongEntry(f"{short(entry)}, expected an object")
             add[key](entry, number)
+            if key == "annotations":
+                reading.spans.extend(lists.span() if entry.get("segmentation") else (0, 0))
         except _WrongEntry as error:
             wrong(error.kind, f"{name}: {key}[{number}]", str(error))
     if missing := [key for key in add if key not in seen]:
@@ -128,7 +134,7 @@ class _Reading:
         self.name, self.wrong = name, wrong
         self.images: dict[int, Image] = {}
         self.categories: dict[int, str] = {}
-        self.places, self.ids, self.image_ids, self.labels = (array("q") for _ in range(4))
+        self.places, self.ids, self.image_ids, self.labels, self.spans = (array("q") for _ in range(5))
         self.boxes, self.area, self.crowd = array("d"), array("d"), array("b")
 
     def add_image(self, entry: dict[str, Any], number: int) -> None:
@@ -201,6 +207,7 @@ class _Reading:
             np.asarray(self.boxes, np.float64).reshape(-1, 4)[kept],
             np.asarray(self.area, np.float64)[kept],
             np.asarray(self.crowd, bool)[kept],
+            np.asarray(self.spans, np.int64).reshape(-1, 2)[kept],
         )
 
 

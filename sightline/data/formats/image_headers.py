@@ -50,6 +50,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by colour type
 _PNG_ONE_SAMPLE = (0, 3)  # grey and palette
 _PNG_GREY = (0, 4)  # without and with alpha
+_PNG_RGBA = 6
 _BMP_HEADERS = (40, 52, 56, 64, 108, 124)
 _BMP_RLE = (1, 2)
 _KNOWN_BUT_REFUSED = {b"GIF8": "GIF", b"II+\x00": "BigTIFF", b"MM\x00+": "BigTIFF", b"%PDF": "PDF", b"\x1f\x8b": "gzip"}
@@ -93,6 +94,12 @@ class Header:
     bytes_per_pixel: float = _RGB  # while it is decoded
     is_grey: bool = False  # stored with one value a pixel, and perhaps alpha; a palette is not grey
     depth: int = 8  # bits of a sample, of a PNG or TIFF
+    has_fourth: bool = False  # colours and a fourth value, of a PNG or TIFF
+
+    @property
+    def channels(self) -> int:
+        """Return how many values a pixel has: 1, 3 or 4. Alpha beside grey does not count."""
+        return 1 if self.is_grey else 4 if self.has_fourth else 3
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -226,17 +233,21 @@ def _bytes_before_marker(data: bytes, start: int) -> int:
     return int(is_marker.argmax()) if is_marker.any() else max(0, len(codes) - 1)
 
 
-def jpeg_sides(data: bytes) -> tuple[int, int] | None:
-    """Return (height, width) of a JPEG the right way up out of its first bytes; None if they do not tell."""
-    sides = orientation = None
+def first_header(data: bytes) -> Header | None:
+    """Return the size and the channels of an image out of its first bytes; None if they do not tell. Nothing else is
+    checked, and a PNG's orientation may come later: what is decoded needs `read_header`."""
+    if data.startswith(PNG_SIGNATURE) and data[12:16] == b"IHDR" and len(data) > 25:
+        width, height, (depth, colour) = number(data, 16, 4, "big"), number(data, 20, 4, "big"), data[24:26]
+        return Header("PNG", width, height, is_grey=colour in _PNG_GREY, depth=depth, has_fourth=colour == _PNG_RGBA)
+    frame = orientation = None
     try:
         for marker, at, end in jpeg_segments(data) if data.startswith(b"\xff\xd8\xff") else ():
             if marker in _JPEG_FRAMES and end - at > 9:
-                sides = (data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8])
+                frame = (data[at + 7] << 8 | data[at + 8], data[at + 5] << 8 | data[at + 6], data[at + 9] == 1)
             elif marker == _JPEG_EXIF and orientation is None and data.startswith(b"Exif\x00\x00", at + 4):
                 orientation = _exif_orientation(data[at + 10 : end])
             elif marker == JPEG_SCAN:  # a frame and its orientation come before
-                return (sides[1], sides[0]) if sides and (orientation or 1) >= 5 else sides
+                return frame and Header("JPEG", frame[0], frame[1], orientation or 1, is_grey=frame[2])
     except Damaged:  # more likely cut off than damaged
         return None
     return None
@@ -338,7 +349,9 @@ def _read_png_header(data: bytes) -> Header:
         if kind == b"eXIf" and orientation is None:
             orientation = _exif_orientation(data[start:end])
     is_grey = colour in _PNG_GREY
-    return Header("PNG", width, height, orientation or 1, bytes_per_pixel=per_pixel, is_grey=is_grey, depth=depth)
+    return Header(
+        "PNG", width, height, orientation or 1, False, 0, 0, per_pixel, is_grey, depth, has_fourth=colour == _PNG_RGBA
+    )
 
 
 def _read_bmp_header(data: bytes) -> Header:
@@ -450,8 +463,9 @@ def _read_tiff_header(data: bytes) -> Header:
     per_pixel = _RGB + (depths[0] // 16 + 1 if samples == 1 else _IN_PILLOW) + samples * depths[0] / 8
     orientation = tags.get(274, [1])[0]
     orientation = orientation if 1 <= orientation <= 8 else 1
-    is_grey = kind == 1
-    return Header("TIFF", width, height, orientation, bytes_per_pixel=per_pixel, is_grey=is_grey, depth=depths[0])
+    return Header(
+        "TIFF", width, height, orientation, False, 0, 0, per_pixel, kind == 1, depths[0], (kind, samples) == (2, 4)
+    )
 
 
 def _tiff_coded_bytes(data: bytes, tags: dict[int, list[int]], width: int, height: int) -> int:

@@ -22,10 +22,11 @@ _OVER = 0.5  # pixels: rounded shares put edges that far over the border; they a
 
 
 class Line(NamedTuple):
-    """An object: the number of its class, and its left, top, right and bottom edge as shares."""
+    """An object: the number of its class, its left, top, right and bottom edge as shares, and its outline."""
 
     category: int
     edges: tuple[float, float, float, float]
+    polygon: tuple[float, ...] = ()  # x and y of its corners by turns; () of a box
 
 
 def read_lines(data: bytes, name: str, classes: int, wrong: Wrong) -> list[Line]:
@@ -80,6 +81,6 @@ def _read_line(words: list[str], classes: int) -> Line:
         raise _WrongLine(f"class {words[0]}, expected a whole number from 0 to {most}", "unknown category")
     if is_polygon:
         across, down = shares[::2], shares[1::2]
-        return Line(int(category), (min(across), min(down), max(across), max(down)))
+        return Line(int(category), (min(across), min(down), max(across), max(down)), tuple(shares))
     x, y, wide, tall = shares
     return Line(int(category), (x - wide / 2, y - tall / 2, x + wide / 2, y + tall / 2))

@@ -192,7 +192,8 @@ def wrong_classes(path: str, found: int, declared: int) -> BadData:
 
 def kinds(opener: str = "open_source") -> list[str]:
     """Return all kinds of source that have this function: files of this folder, of which some only serve others."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    # Masks that lie beside images come before outlines in a json file of the same folder.
+    names = sorted((module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name != "masks", name))
     return [name for name in names if hasattr(_module(name), opener)]
 
 
@@ -210,6 +211,7 @@ def open_boxes(kind: str, path: str, split: Split, options: SourceOptions = DEFA
 
 def open_masks(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> MaskSource:
     """Open images with masks in the same way."""
+    kind = "masks" if kind == "auto" and options.mask_pattern else kind  # which they need not show without it
     source: MaskSource = _opener("open_masks", kind, path, _WITH_MASKS)(path, split, options)
     return source
 

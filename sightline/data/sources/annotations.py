@@ -220,7 +220,7 @@ def kept_or_read(
 
 
 def _read_json(file: Path) -> Annotations:
-    return of_instances(read_instances(_chunks(file), str(file)))
+    return of_instances(read_instances(chunks_of(file), str(file)))
 
 
 def of_instances(found: Instances) -> Annotations:
@@ -238,7 +238,8 @@ def of_instances(found: Instances) -> Annotations:
     )
 
 
-def _chunks(file: Path) -> Iterator[bytes]:
+def chunks_of(file: Path) -> Iterator[bytes]:
+    """Yield the bytes of a file. Raises BadData if it cannot be read."""
     try:
         with open(file, "rb") as handle:
             progress = index_files.ScanProgress(str(file), max(1, file.stat().st_size >> 20), "MiB")

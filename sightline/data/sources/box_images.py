@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.contents import PathsBelow
-from sightline.data.formats.image_headers import MAX_BYTES, jpeg_sides, read_header
+from sightline.data.formats.image_headers import MAX_BYTES, first_header, read_header
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations
@@ -56,7 +56,7 @@ class BoxImages(BoxSource):
         rows = np.flatnonzero(sizes < 0)
         self.missing = tuple(annotations.names[row] for row in rows.tolist())
         if self.missing and not allows_missing:
-            raise BadData(_missing(place, annotations, rows))
+            raise BadData(missing_images(place, annotations, rows))
         self.room = np.maximum(sizes, 0)
         self.fingerprint = index_files.digest(kind, 1, annotations.content(), self.room.tobytes())
         self.files = PathsBelow(self.folder, annotations.names)
@@ -183,8 +183,8 @@ def sides_of(path: Path) -> tuple[int, int]:
     try:
         with path.open("rb") as file:
             data = file.read(_FIRST_BYTES)
-            if sides := jpeg_sides(data):
-                return sides
+            if (header := first_header(data)) and header.format == "JPEG":
+                return header.shape[:2]
             return read_header(data + file.read(MAX_BYTES), path.name).shape[:2]
     except (OSError, BadSample):
         return UNKNOWN_SIDE, UNKNOWN_SIDE
@@ -217,7 +217,8 @@ def _listing(folder: bytes) -> dict[bytes, int]:
     return found
 
 
-def _missing(place: Place, annotations: Annotations, rows: np.ndarray) -> str:
+def missing_images(place: Place, annotations: Annotations, rows: np.ndarray) -> str:
+    """Return the error of images that are listed and not there."""
     name = annotations.names[rows[0]]
     first = f"that of {name}" if name.endswith(".txt") else f"{name} (image {annotations.image_ids[rows[0]]})"
     folder = place.images

@@ -19,6 +19,7 @@ from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations, kept_or_read, of_instances
 from sightline.data.sources.box_images import UNKNOWN_SIDE, BoxImages, list_files, open_split, sides_of
 from sightline.data.sources.layouts import IMAGES, Layout, Place
+from sightline.data.sources.outlines import YoloMasks
 from sightline.data.sources.yolo_places import CLASSES, label_of, layout_at
 from sightline.data.sources.yolo_places import detect as detect
 from sightline.errors import BadData
@@ -29,6 +30,19 @@ _MAX_LIST_BYTES = 2**28
 
 def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxImages:
     """Read the labels of a split and list its images."""
+    layout, annotations = _located(path, split)
+    return open_split("yolo", layout, split, annotations, options)
+
+
+def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> YoloMasks:
+    """Read the labels of a split, which are polygons, and list its images."""
+    layout, annotations = _located(path, split)
+    labels = {pair.name: pair.label for pair in Pairs.at(layout, layout.place(split), refuse).pairs}
+    return YoloMasks(layout, split, annotations, labels, options)
+
+
+def _located(path: str, split: Split) -> tuple[Layout, Annotations]:
+    """Return where the splits lie, and the labels of the place of one."""
     layout = layout_at(path)
     place = layout.place(split)
     read = {place: _read(layout, place)}
@@ -39,8 +53,7 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
         layout = replace(layout, classes=tuple(map(str, range(largest + 1))))
     if (largest := int(read[place].categories.max(initial=-1))) >= len(layout.classes):
         raise BadData(f"{place.labels} has class {largest}, train and val have classes 0 to {len(layout.classes) - 1}")
-    annotations = read[place].of_classes(dict(enumerate(layout.classes)))
-    return open_split("yolo", layout, split, annotations, options)
+    return layout, read[place].of_classes(dict(enumerate(layout.classes)))
 
 
 def _read(layout: Layout, place: Place) -> Annotations:

@@ -1,0 +1,210 @@
+"""Masks that are drawn from outlines when they are asked for: polygons and run lengths of COCO's json files, polygons
+of YOLO's labels. Outlines stay in their files, of which they are most; an index says where each one begins.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from sightline.data.contents import PathsBelow
+from sightline.data.formats.coco import read_instances, refuse
+from sightline.data.formats.outlines import WrongOutline, drawn
+from sightline.data.formats.yolo import MAX_LABEL_BYTES, Line, read_lines
+from sightline.data.sources import IGNORED, SourceOptions, index_files, spread
+from sightline.data.sources.annotations import Annotations, chunks_of, of_instances
+from sightline.data.sources.box_images import missing_images
+from sightline.data.sources.layouts import Layout, no_test_split
+from sightline.data.sources.mask_images import MOST_CLASSES, MaskImages, pixels_of, split_rows
+from sightline.errors import BadData, BadSample, first_of
+from sightline.files.json_lists import MAX_ENTRY
+from sightline.files.typed_json import loads
+from sightline.parts import Split
+
+BACKGROUND = "background"
+_MOST_BYTES = 4 * MAX_ENTRY  # of one object: a letter takes up to four
+_LOOKED_AT = 64  # labels of YOLO that tell whether they are polygons
+
+
+@dataclass(frozen=True)
+class Outlined:
+    """The annotations of a json file of COCO's, and where in it each object lies, in their order."""
+
+    file: Path
+    annotations: Annotations
+    starts: np.ndarray
+    stops: np.ndarray  # 0 of an object without an outline
+
+
+def read_outlined(file: Path, root: Path) -> Outlined:
+    """Read all of a json file, or what an earlier run kept if size and time are the same; the index lies at `root`."""
+    try:
+        info = file.stat()
+    except OSError as error:
+        raise BadData(f"{file} cannot be read: {error.strerror}; fetch it again") from error
+    key = index_files.digest("coco outlines", 1, file.name, info.st_size, info.st_mtime_ns)
+    name = f"coco-outlines-{file.stem}"
+    if kept := index_files.load(root, name, key):
+        try:
+            annotations = Annotations.loaded(kept)
+            if len(kept["starts"]) == len(kept["stops"]) == len(annotations.categories):
+                return Outlined(file, annotations, kept["starts"], kept["stops"])
+        except (ValueError, KeyError, IndexError):
+            pass
+    is_settled = index_files.is_settled([info.st_mtime_ns])
+    instances = read_instances(chunks_of(file), str(file))
+    annotations = of_instances(instances)
+    ids = np.asarray([image.id for image in instances.images], np.int64)
+    order = np.argsort(ids[instances.rows], kind="stable")  # as annotations have them
+    starts, stops = np.ascontiguousarray(instances.spans[order].T)
+    if is_settled:
+        index_files.save(root, name, key, annotations.arrays() | {"starts": starts, "stops": stops})
+    return Outlined(file, annotations, starts, stops)
+
+
+class OutlineImages(MaskImages):
+    """Images whose masks are drawn: what no object covers is class 0, background."""
+
+    def __init__(self, kind: str, layout: Layout, split: Split, every: Annotations, options: SourceOptions, file: str):
+        """Take the images of a split; `every` are the annotations of its place, which lie in this file or folder."""
+        place = layout.place(split)
+        if split == "test" and not every.counts.any():
+            raise no_test_split(kind, f"none of the {len(every)} images of {file} has an outline")
+        self.rows, self.held_out = split_rows(every.names.all(), layout, split, options, file)
+        self.annotations = every.of_images(self.rows)
+        names = self.annotations.names
+        in_bytes = _bytes_of([place.images / names[row] for row in range(len(names))])
+        missing = np.flatnonzero(in_bytes < 0)
+        self.missing = tuple(names[row] for row in missing.tolist())
+        if self.missing and not options.skips_missing:
+            raise BadData(missing_images(place, self.annotations, missing))
+        files = PathsBelow(place.images, names)
+        sizes = np.stack([self.annotations.heights, self.annotations.widths], 1)
+        super().__init__(kind, place, names, sizes, pixels_of(files))
+        self.layout = layout
+        found = self.annotations.classes
+        is_first = [name.lower().strip("_") == BACKGROUND for name in found]  # one that the files list themselves
+        self.classes = (BACKGROUND, *(name for name, is_it in zip(found, is_first, strict=True) if not is_it))
+        if len(self.classes) > MOST_CLASSES:
+            raise BadData(f"{file} has {len(found)} classes, at most {MOST_CLASSES - 1} and background are possible")
+        self.index_of = np.where(is_first, 0, np.cumsum(~np.asarray(is_first, bool)))  # of each class of the files
+        self.values = tuple(range(len(self.classes)))
+        self.fingerprint = index_files.digest(f"{kind} masks", 1, self.annotations.content(), in_bytes.tolist())
+
+    @abstractmethod
+    def outlines(self, index: int) -> Iterator[tuple[Any, int]]:
+        """Yield each object of an image, those below others first: its outline and the index of its class, or IGNORED.
+        Raises BadSample."""
+
+    def mask(self, index: int) -> np.ndarray:
+        height, width = self.size(index)
+        try:
+            return drawn(height, width, self.outlines(index))
+        except WrongOutline as error:
+            raise BadSample(self.name(index), f"{error}; correct it in {self.place.labels}") from None
+
+
+class CocoMasks(OutlineImages):
+    """Images whose outlines lie in a json file of COCO's. Crowds count for nothing, and lie below other objects."""
+
+    def __init__(self, layout: Layout, split: Split, found: Outlined, options: SourceOptions):
+        _check_outlines(found, options)
+        super().__init__("coco", layout, split, found.annotations, options, str(found.file))
+        self.file = found.file
+        counts = self.annotations.counts
+        first = (found.annotations.ends - found.annotations.counts)[self.rows] - (self.annotations.ends - counts)
+        places = np.arange(int(counts.sum())) + np.repeat(first, counts)
+        self.starts, self.stops = found.starts[places], found.stops[places]
+
+    def outlines(self, index: int) -> Iterator[tuple[Any, int]]:
+        objects = self.annotations.objects(index)
+        first = int(self.annotations.ends[index]) - len(objects.labels)
+        try:
+            with self.file.open("rb") as opened:
+                for row in np.argsort(~objects.crowd, kind="stable").tolist():
+                    outline = self._outline(opened, first + row, index)
+                    yield outline, IGNORED if objects.crowd[row] else int(self.index_of[objects.labels[row] - 1])
+        except OSError as error:
+            raise BadSample(self.name(index), f"{self.file} cannot be read: {error.strerror}") from error
+
+    def _outline(self, opened: BinaryIO, place: int, index: int) -> Any:
+        start, stop = int(self.starts[place]), int(self.stops[place])
+        if not 0 < stop - start <= _MOST_BYTES:
+            raise BadSample(self.name(index), f"an object of it has no outline in {self.file}")
+        opened.seek(start)
+        try:
+            entry = loads(opened.read(stop - start))
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or entry.get("image_id") != int(self.annotations.image_ids[index]):
+            raise BadSample(self.name(index), f"{self.file} has changed since it was indexed; start again")
+        return entry.get("segmentation")
+
+
+class YoloMasks(OutlineImages):
+    """Images whose outlines are the polygons of YOLO's labels, which lie over those of earlier lines."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        split: Split,
+        every: Annotations,
+        labels: Mapping[str, Path | None],
+        options: SourceOptions,
+    ):
+        place = layout.place(split)
+        super().__init__("yolo", layout, split, every, options, str(place.labels or place.images))
+        found = [labels.get(self.names[row]) for row in range(len(self))]
+        self.labels = index_files.Names.of([os.fsencode(label.absolute()) if label else b"" for label in found])
+        for index in spread(len(self), _LOOKED_AT):
+            self._lines(index)
+
+    def outlines(self, index: int) -> Iterator[tuple[Any, int]]:
+        sides = self.size(index)[::-1]
+        for line in self._lines(index):
+            corners = np.asarray(line.polygon, np.float64).reshape(-1, 2) * sides
+            yield [corners.ravel().tolist()], int(self.index_of[line.category])
+
+    def _lines(self, index: int) -> list[Line]:
+        """Read the label of an image; BadSample if it has boxes."""
+        if not (file := self.labels[index]):
+            return []
+        try:
+            with open(file, "rb") as opened:
+                lines = read_lines(opened.read(MAX_LABEL_BYTES + 1), file, len(self.index_of), refuse)
+        except OSError as error:
+            raise BadSample(self.name(index), f"{file} cannot be read: {error.strerror}") from error
+        if boxes := [number for number, line in enumerate(lines, 1) if not line.polygon]:
+            expected = "expected its outline, class x1 y1 x2 y2 x3 y3 ...; a detection recipe takes boxes"
+            raise BadSample(self.name(index), f"object {boxes[0]} of {file} is a box, {expected}")
+        return lines
+
+
+def _check_outlines(found: Outlined, options: SourceOptions) -> None:
+    """Raise BadData for objects without an outline, unless their images may be skipped and some objects have one."""
+    without = found.stops == 0
+    if not without.any() or (options.skips_missing and not without.all()):
+        return
+    image_of = np.repeat(np.arange(len(found.annotations)), found.annotations.counts)
+    names = [found.annotations.names[row] for row in np.unique(image_of[without])[:5].tolist()]
+    raise BadData(
+        f"{found.file}: {int(without.sum())} of {len(without)} objects have no outline (segmentation), those of "
+        f"{first_of(names)}; this recipe needs outlines, a detection recipe takes boxes"
+    )
+
+
+def _bytes_of(files: Sequence[Path]) -> np.ndarray:
+    """Return the sizes of files, -1 of one that is missing."""
+    found = np.full(len(files), -1, np.int64)
+    for row, file in enumerate(files):
+        try:
+            found[row] = os.stat(file).st_size
+        except OSError:
+            continue
+    return found
