@@ -109,6 +109,7 @@ class Dataset(ABC):
     files: Sequence[Path] = ()  # that hold the samples, in a fixed order; see data/contents.py
     kept: Mapping[str, str] = MappingProxyType({})  # texts for files of the run folder, by name, e.g. of a drawn split
     predict_batch: int = 64  # most items `predict` takes at once: a training batch may not fit where it runs
+    eval_batch: int = 0  # most items that a device evaluates at once, where images have any size; 0: a training batch
     balanced_by: np.ndarray | None = None  # the class of each item if training draws all classes equally often
 
     @abstractmethod

@@ -22,13 +22,14 @@ from sightline.parts import SPLITS, DataFacts, Split
 if TYPE_CHECKING:
     from sightline.data.classification import ClassificationData
     from sightline.data.detection import DetectionData
+    from sightline.data.masks import MaskData
     from sightline.data.segmentation import SegmentationData
 
-OpenOne = Callable[[str, str, Split, SourceOptions], Images]  # open_source or open_boxes
+OpenOne = Callable[[str, str, Split, SourceOptions], Images]  # open_source, open_boxes or open_masks
 
 
 def of_images(
-    config: ClassificationData | DetectionData, run: Path, typed: Collection[str], open_one: OpenOne
+    config: ClassificationData | DetectionData | MaskData, run: Path, typed: Collection[str], open_one: OpenOne
 ) -> DataFacts:
     """Open both splits as training will, with the run's own split if it kept one. Their number of classes and most
     boxes replace those of the recipe. Raises what opening raises."""
@@ -56,6 +57,7 @@ def of_images(
     if room and "max_boxes" not in typed and most > room:
         fields["max_boxes"] = most
         line += f"; up to {most} boxes in an image"
+    fields |= config.measured(train, typed)
     images = len(train)
     said = f"{images} + {len(val)} images of {count} classes in {_name(path)}"
     return DataFacts(line, fields, said, lambda batch: images // batch, opener.opened, has_test=test)
@@ -125,6 +127,7 @@ def describe(both: Mapping[Split, Images], options: SourceOptions) -> str:
         said.append("several labels per image")
     elif tables and any("," in name for name in train.classes):
         said.append("labels hold commas; `;` or `|` separate several labels of an image")
+    said += getattr(train, "said", ())  # of masks: how they are read
     if train.held_out is not None:
         drawn = f"as {options.split} lists" if options.split else f"about {options.val_fraction:.0%}, by name"
         said.append(f"no val split, so {len(val)} images validate ({drawn})")

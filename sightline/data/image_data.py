@@ -1,4 +1,4 @@
-"""What data of images have in common, with labels or with boxes: opening splits, and looking at what lies at the path.
+"""What data of images have in common, with labels, boxes or masks: opening splits, and looking at the path.
 
 Imports neither torch nor NumPy.
 """
@@ -23,7 +23,7 @@ class ImageData(SplitFields, DataConfig):
 
     @abstractmethod
     def source_opener(self) -> Any:
-        """Return open_source or open_boxes; they need NumPy."""
+        """Return open_source, open_boxes or open_masks; they need NumPy."""
 
     def open(self, split: Split, seed: int) -> Dataset:
         """Open the train, val or test images under `path`."""
@@ -53,6 +53,10 @@ class ImageData(SplitFields, DataConfig):
             return self.open("test", seed)
         except NoTestSplit as error:
             raise NoTestSplit(f"{getattr(self, 'path', '')}: {error}") from error
+
+    def measured(self, train: Any, typed: Collection[str]) -> dict[str, Any]:
+        """Return values of fields that the training images of a source decide, e.g. their mean."""
+        return {}
 
     def look(self, run: Path, typed: Collection[str]) -> DataFacts:
         """Open both splits for their classes and most boxes, unless numbers were typed."""

@@ -261,7 +261,7 @@ def loading(
         signals = stack.enter_context(StopSignals(here, saves=False))
         bound = dataset.bind(device, recipe.train.global_batch)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
-        feeds: Feeds = {split: (bound, eval_order(recipe.train, len(dataset), here))}
+        feeds: Feeds = {split: (bound, eval_order(recipe.train, len(dataset), here, dataset.eval_batch))}
         loader = Loader(feeds, run, device, here, bad_samples, signals.check, log.warn)
         stack.callback(loader.close)
         for note in loader.notes:

@@ -54,8 +54,17 @@ def draw_worst(
 
 def _stacked(bound: Bound, samples: list[Arrays], indices: list[int], device: Device) -> dict[str, Tensor]:
     arrays = {
-        key: np.stack([sample[key] for sample in samples]).astype(dtype, copy=False)
-        for key, (_, dtype) in bound.layout.items()
+        key: np.stack([_filled(sample[key], shape) for sample in samples]).astype(dtype, copy=False)
+        for key, (shape, dtype) in bound.layout.items()
     }
     arrays |= {"index": np.array(indices, np.int64), "valid": np.ones(len(indices), bool)}
     return {key: torch.from_numpy(values).to(device.torch_device) for key, values in arrays.items()}
+
+
+def _filled(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return values in a row that may be shorter than the room for them, as the loader has them."""
+    if values.shape == shape:
+        return values
+    row = np.zeros(shape, values.dtype)
+    row[: len(values)] = values
+    return row

@@ -121,7 +121,12 @@ def _real_inputs(trained: Trained, entry: ServedInput) -> Tensor:
     found: list[np.ndarray] = []
     for index in range(len(dataset)):
         with contextlib.suppress(BadSample):
-            found.append(_cut(bound.load(0, index)["image"], entry.shape))
+            loaded = bound.load(0, index)
+            image = loaded["image"]
+            if image.ndim == 1:  # of any size: the loader's half does not make an image of it
+                batch = {key: torch.from_numpy(np.array(value)[None]) for key, value in loaded.items()}
+                image = bound.finish(batch, torch.float32)["image"][0].numpy()
+            found.append(_cut(image, entry.shape))
         if len(found) == REAL_ITEMS:
             break
     if not found:

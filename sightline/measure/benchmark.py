@@ -326,7 +326,7 @@ def _measure_predictions(
 ) -> dict[str, Any]:
     is_real = options.data == "real"
     bound = _bound(recipe, device, "val") if is_real else synthetic_data(recipe, device, "val")
-    order = latency.EvalRounds(eval_order(recipe.train, len(bound.dataset), here))
+    order = latency.EvalRounds(eval_order(recipe.train, len(bound.dataset), here, bound.dataset.eval_batch))
     run = run if is_real else dataclasses.replace(run, workers=0)
 
     def make() -> Contender:

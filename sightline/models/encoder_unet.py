@@ -82,6 +82,8 @@ class Up(nn.Module):
 class EncoderUnet(nn.Module):
     """Network from (batch, channels, height, width), of any size, to logits (batch, classes, height, width)."""
 
+    any_size = True  # whole images may go through it, not windows alone
+
     def __init__(self, config: EncoderUnetConfig, spec: DataSpec):
         super().__init__()
         self.patch = tuple(spec.size)

@@ -1,8 +1,8 @@
 """Segmentation of images: the class of every pixel, as masks have it.
 
 Batch keys: image (after finish(): batch, channels, height, width), label (batch, height, width) or IGNORED; in
-evaluation index, valid (batch,), extent (batch, 2): sides of an image without its padding. The model answers logits
-(batch, classes, height, width); model.patch is its window."""
+evaluation index, valid (batch,), extent (batch, 2): sides of an image without padding. The model answers logits (batch,
+classes, height, width); model.patch is its window, model.any_size whether images may go through whole."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Masks(Task, MaskConfig):
         """Return the scores of images of one size."""
         patch: tuple[int, ...] = tuple(model.patch)  # type: ignore[arg-type]  # what a module holds may be anything
         pixels = images.shape[2] * images.shape[3]
-        if pixels > self.whole_pixels:
+        if pixels > self.whole_pixels or not getattr(model, "any_size", False):
             options = (patch, self.overlap, self.blend, self.window_batch)
             return torch.stack([sliding_window(model, image, *options) for image in images])
         at_once = max(1, self.window_batch * patch[0] * patch[1] // pixels)

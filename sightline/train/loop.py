@@ -85,7 +85,7 @@ def train(
         step = build_step(recipe, compiling.run, device, world, state, bound["train"], head_steps)
         bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
-        evaluated = eval_order(cfg, len(sets["val"]), world)
+        evaluated = eval_order(cfg, len(sets["val"]), world, sets["val"].eval_batch)
         feeds: Feeds = {"train": (bound["train"], order), "val": (bound["val"], evaluated)}
         loader = Loader(feeds, run, device, world, bad_samples, signals.check, log.warn)
         write_facts()  # after all that may refuse a start, which must not overwrite the run's config

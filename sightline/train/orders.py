@@ -55,12 +55,13 @@ def refuse_uneven(recipe: Recipe, ranks: int) -> None:
         train_order(recipe.train, recipe.train.global_batch, 1, ranks=ranks)
 
 
-def eval_order(config: TrainConfig, samples: int, world: World) -> EvalOrder:
-    """Choose the samples that this rank evaluates."""
+def eval_order(config: TrainConfig, samples: int, world: World, most_at_once: int = 0) -> EvalOrder:
+    """Choose the samples that this rank evaluates; `most_at_once` is what the data set for a device."""
+    batch = min(config.global_batch, most_at_once * world.size or config.global_batch)
     if config.eval_shards == "full":
-        order = EvalOrder(samples, -(-config.global_batch // world.size))
+        order = EvalOrder(samples, -(-batch // world.size))
     else:
-        order = EvalOrder(samples, config.global_batch, world.rank, world.size)
+        order = EvalOrder(samples, batch, world.rank, world.size)
     most = config.eval_max_steps * order.local_batch * order.ranks
     return replace(order, samples=min(samples, most)) if most else order
 

@@ -30,6 +30,7 @@ CONCRETE_PARTS = (
     "sightline.data.augment",
     "sightline.data.classification",
     "sightline.data.detection",
+    "sightline.data.masks",
     "sightline.data.segmentation",
 )
 USED_BY_PARTS = ("sightline.errors", "sightline.files", "sightline.hardware", "sightline.recipe.part")

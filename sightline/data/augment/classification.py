@@ -237,23 +237,23 @@ class Augmentation(ClassificationFields):
 
 
 def normalize(
-    images: Tensor, mean: tuple[float, float, float], std: tuple[float, float, float], dtype: torch.dtype
+    images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype, highest: float = 255
 ) -> Tensor:
-    """Compute (x / 255 - mean) / std of (batch, height, width, 3) uint8, as (batch, 3, height, width) in channels_last.
+    """Compute (x / highest - mean) / std of (batch, height, width, channels), as (batch, channels, height, width) in
+    channels_last.
 
     The permuted view already is channels_last, so no pixel moves. The constants are filled on the device: a copy from
     the host would make the host wait, and could not be captured in a graph.
     """
-    scale = [1 / (255 * deviation) for deviation in std]
+    scale = [1 / (highest * deviation) for deviation in std]
     shift = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
-    values = images.permute(0, 3, 1, 2).float()  # (batch, 3, height, width)
+    values = images.permute(0, 3, 1, 2).float()
     return torch.addcmul(_per_channel(shift, values), values, _per_channel(scale, values)).to(dtype)
 
 
 def served_pixels(spec: DataSpec, preprocessing: Mapping[str, Any], **fields: Any) -> ServedInput:
     """Describe an exported network that normalises pixels itself; `fields` of the data config load such pixels."""
-    mean, std = (spec.mean[0], spec.mean[1], spec.mean[2]), (spec.std[0], spec.std[1], spec.std[2])
-    finish = partial(normalize, mean=mean, std=std, dtype=torch.float32)
+    finish = partial(normalize, mean=spec.mean, std=spec.std, dtype=torch.float32)
     return ServedInput("NHWC", (*spec.size, spec.channels), "uint8", preprocessing, finish, fields)
 
 
@@ -303,7 +303,7 @@ def _inside(box: tuple[Tensor, ...], images: Tensor) -> Tensor:
 
 def _per_channel(numbers: list[float], like: Tensor) -> Tensor:
     filled = [torch.full((1, 1, 1, 1), number, dtype=like.dtype, device=like.device) for number in numbers]
-    return torch.cat(filled, dim=1)  # (1, 3, 1, 1)
+    return torch.cat(filled, dim=1)  # (1, channels, 1, 1)
 
 
 def _centre_offset(length: int, size: int, rounds_down: bool) -> int:

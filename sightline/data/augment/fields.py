@@ -203,3 +203,43 @@ class SegmentationFields(Part):
             low, high = getattr(self, name)
             if low > high:
                 raise UsageError(f"data.{name}={low} {high} must be two numbers, the smaller one first")
+
+
+@dataclass(frozen=True)
+class MaskFields(Part):
+    """Settings: how images with masks become the crops that a network trains on."""
+
+    part = "data"
+
+    augment: Literal["on", "off"] = "on"
+    """off: no randomness in training; crops are the middle of each image, at its own scale."""
+    size: Annotated[int, AtLeast(1, "it is a length in pixels, e.g. 384")] = 384
+    """Side in pixels of the crops that the network trains on, and of its windows on large images."""
+    scale: Annotated[tuple[float, float], AtLeast(0.1), AtMost(10, "smallest first, e.g. 0.5 2.0")] = (0.5, 2.0)
+    """Smallest and largest factor by which an image is enlarged before a training crop is cut; half of them enlarge."""
+    oversampling: Annotated[float, AtLeast(0), _CHANCE] = 0.33
+    """Probability that a crop is centred on a pixel of a class drawn from those in the image, instead of lying
+    anywhere: small objects in large images would hardly be seen."""
+    flip: Annotated[float, AtLeast(0), _CHANCE] = 0.5
+    """Probability of a left-right flip in training."""
+    flip_rows: Annotated[float, AtLeast(0), _CHANCE] = 0.0
+    """Probability of an up-down flip, for images without an up, as from a microscope or from the air."""
+    brightness: Annotated[float, AtLeast(0), AtMost(1)] = 0.2
+    """Largest distance from 1 of the factor that changes the brightness of a crop."""
+    contrast: Annotated[float, AtLeast(0), AtMost(1)] = 0.2
+    """Largest distance from 1 of the factor by which values move away from their mean."""
+    saturation: Annotated[float, AtLeast(0), AtMost(1)] = 0.2
+    """Largest distance from 1 of the factor by which colours move away from grey; images of 3 channels only."""
+    mean: tuple[float, ...] = ()
+    """Mean of each channel, of values in 0..1. Empty: ImageNet's for 3 channels of 8 bits, else that of the data."""
+    std: Annotated[tuple[float, ...], Above(0, "one positive number for each channel")] = ()
+    """Standard deviation of each channel, of values in 0..1. Empty: as for the mean."""
+
+    def check(self) -> None:
+        super().check()
+        if self.scale[0] > self.scale[1]:
+            raise UsageError(f"data.scale={self.scale} must be two numbers, the smaller one first, e.g. 0.5 2.0")
+        if len(self.mean) != len(self.std):
+            raise UsageError(
+                f"data.mean has {len(self.mean)} numbers and data.std {len(self.std)}; give one per channel in both"
+            )

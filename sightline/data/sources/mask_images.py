@@ -40,6 +40,7 @@ class MaskImages(MaskSource):
     def __init__(self, kind: str, place: Place, names: index_files.Names, sizes: np.ndarray, pixels: Pixels):
         self.kind = kind
         self.place = place
+        self.root = place.images.parent  # names begin with the folder
         self.names = names
         self.sizes = sizes  # (n, 2): height, width
         self.channels, self.bits = pixels.channels, pixels.bits

@@ -9,7 +9,9 @@ import numpy as np
 from sightline.data.draws import generator
 from sightline.data.sources import (
     DEFAULT_OPTIONS,
+    IGNORED,
     BoxSource,
+    MaskSource,
     Objects,
     Sample,
     Source,
@@ -101,6 +103,34 @@ class SyntheticBoxes(BoxSource):
         return Objects(index, self.size, self.size, boxes, labels, area, crowd)
 
 
+class SyntheticMasks(MaskSource):
+    """The same, with a mask: the first class is the noise, and each of the others a colour."""
+
+    def __init__(self, classes: int, samples: int, size: int, split: Split):
+        self._boxes = SyntheticBoxes(max(1, classes - 1), samples, size, split)
+        self.classes = tuple(f"class{i:04d}" for i in range(classes))
+        self.values = tuple(range(classes))
+        self.fingerprint = f"synthetic-masks-1 {classes} {self._boxes.samples} {size} {split}"
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def name(self, index: int) -> str:
+        return self._boxes.name(index)
+
+    def size(self, index: int) -> tuple[int, int]:
+        return self._boxes.size, self._boxes.size
+
+    def image(self, index: int) -> np.ndarray:
+        return self._boxes.image(index)
+
+    def mask(self, index: int) -> np.ndarray:
+        found, mask = self._boxes.objects(index), np.zeros(self.size(index), np.uint8)
+        for (x, y, wide, tall), label in zip(found.boxes.astype(int).tolist(), found.labels.tolist(), strict=True):
+            mask[y : y + tall, x : x + wide] = label
+        return mask
+
+
 class SyntheticVolumes(VolumeSource):
     """Noise with an ellipsoid of every class, which each channel shows at a brightness of its own."""
 
@@ -158,6 +188,15 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
     """Do the same for images with boxes."""
     _refuse_test(split)
     return SyntheticBoxes(**_sizes(path), split=split)
+
+
+def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> SyntheticMasks:
+    """Do the same for images with masks."""
+    _refuse_test(split)
+    sizes = _sizes(path)
+    if not 2 <= sizes["classes"] < IGNORED:
+        raise UsageError(f"--data.path {path}: masks have 2 to {IGNORED - 1} classes; write classes=4")
+    return SyntheticMasks(**sizes, split=split)
 
 
 def _refuse_test(split: Split) -> None:

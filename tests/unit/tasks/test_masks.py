@@ -20,6 +20,7 @@ class Pointwise(nn.Module):
     """A network that sees one pixel at a time: windows cannot change its answer."""
 
     patch = (16, 16)
+    any_size = True
 
     def __init__(self) -> None:
         super().__init__()
