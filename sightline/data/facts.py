@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.data.sources import Images, Opener, SourceOptions, decathlon, folder
+from sightline.data.sources import Images, Opener, SourceOptions, decathlon, folder, open_masks
 from sightline.data.sources.layouts import ALL, NAMES, Layout, NoTestSplit, counted
 from sightline.data.volumes.decathlon import read_plan
 from sightline.errors import BadData, SightlineError
@@ -22,9 +22,10 @@ from sightline.parts import SPLITS, DataFacts, Split
 if TYPE_CHECKING:
     from sightline.data.classification import ClassificationData
     from sightline.data.detection import DetectionData
+    from sightline.data.image_data import ImageData
     from sightline.data.segmentation import SegmentationData
 
-OpenOne = Callable[[str, str, Split, SourceOptions], Images]  # open_source or open_boxes
+OpenOne = Callable[[str, str, Split, SourceOptions], Images]  # open_source, open_boxes or open_masks
 
 
 def of_images(
@@ -59,6 +60,11 @@ def of_images(
     images = len(train)
     said = f"{images} + {len(val)} images of {count} classes in {_name(path)}"
     return DataFacts(line, fields, said, lambda batch: images // batch, opener.opened, has_test=test)
+
+
+def of_masks(config: ImageData, run: Path, typed: Collection[str]) -> DataFacts:
+    """Look at images with masks in the same way."""
+    return of_images(config, run, typed, open_masks)  # type: ignore[arg-type]
 
 
 def _test_split(
@@ -121,6 +127,7 @@ def describe(both: Mapping[Split, Images], options: SourceOptions) -> str:
     if tables := list(dict.fromkeys(place.labels for place in places if place and place.labels)):
         others = ", not from the class folders beside it" if folder.find(str(tables[0].parent)) else ""
         said.append(f"labels from {' and '.join(table.name for table in tables)}{others}")
+    said += getattr(train, "said", ())  # of masks
     if getattr(train, "is_multi_label", False):
         said.append("several labels per image")
     elif tables and any("," in name for name in train.classes):
