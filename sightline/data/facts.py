@@ -123,11 +123,11 @@ def describe(both: Mapping[Split, Images], options: SourceOptions) -> str:
     if tables := list(dict.fromkeys(place.labels for place in places if place and place.labels)):
         others = ", not from the class folders beside it" if folder.find(str(tables[0].parent)) else ""
         said.append(f"labels from {' and '.join(table.name for table in tables)}{others}")
+    said += getattr(train, "said", ())  # of masks
     if getattr(train, "is_multi_label", False):
         said.append("several labels per image")
     elif tables and any("," in name for name in train.classes):
         said.append("labels hold commas; `;` or `|` separate several labels of an image")
-    said += getattr(train, "said", ())  # of masks: how they are read
     if train.held_out is not None:
         drawn = f"as {options.split} lists" if options.split else f"about {options.val_fraction:.0%}, by name"
         said.append(f"no val split, so {len(val)} images validate ({drawn})")

@@ -36,7 +36,7 @@ from sightline.data.check.images import Report
 from sightline.data.formats import records
 from sightline.data.loading.static import StaticDataset
 from sightline.data.prepare import imagenet
-from sightline.data.sources import index_files, open_boxes, table, tar, tfrecord
+from sightline.data.sources import index_files, open_boxes, open_masks, table, tar, tfrecord
 from sightline.data.volumes import decathlon, raw
 from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
@@ -256,6 +256,49 @@ def read_coco(place: Path, data: bytes) -> None:
     file.write_bytes(data)
     read_json(file, "train", Report())
     open_boxes("auto", str(place), "train")
+
+
+def outlined_seeds() -> list[bytes]:
+    content = json.loads(coco_seeds()[0])
+    first, second = content["annotations"]
+    first["segmentation"] = [[0, 0, 5, 0.5, 5, 6], [1, 1, 2, 2, 3, 1]]
+    second |= {"segmentation": {"size": [9, 8], "counts": [3, 9, 60]}, "iscrowd": 1}
+    third = {**first, "id": 3, "image_id": 2, "segmentation": {"size": [9, 8], "counts": "39l1"}}
+    return [json.dumps(content | {"annotations": [first, second, third]}).encode()]
+
+
+def read_outlines(place: Path, data: bytes) -> None:
+    photos(place / "train2017")
+    (place / "annotations").mkdir(exist_ok=True)
+    (place / "annotations" / "instances_train.json").write_bytes(data)
+    read_masks(place, "coco")
+
+
+def read_polygons(place: Path, data: bytes) -> None:
+    photos(place / "images")
+    (place / "labels").mkdir(exist_ok=True)
+    for name in ("1.txt", "2.txt"):
+        (place / "labels" / name).write_bytes(data)
+    read_masks(place, "yolo")
+
+
+def read_class_table(place: Path, data: bytes) -> None:
+    photos(place / "images")
+    (place / "masks").mkdir(exist_ok=True)
+    for name in ("1.png", "2.png"):
+        Image.frombytes("L", (8, 9), bytes(range(3)) * 24).save(place / "masks" / name)
+    for name in ("_classes.csv", "labelmap.txt"):
+        (place / name).write_bytes(data)
+        read_masks(place, "masks")
+        (place / name).unlink()
+
+
+def read_masks(place: Path, kind: str) -> None:
+    for split in ("train", "val"):
+        source = open_masks(kind, str(place), split)
+        for index in range(len(source)):
+            found = source.mask(index)
+            assert all(number == 255 or number < len(source.classes) for number in found.ravel().tolist())
 
 
 def photos(folder: Path) -> None:
@@ -601,6 +644,21 @@ FORMATS = {
     "TFRecord": Format(record_seeds, read_records),
     "tf.train.Example": Format(example_seeds, read_example, (b"\x0a", b"\x12", b"\x1a", b"\xff\xff\xff\xff\x0f")),
     "COCO json": Format(coco_seeds, read_coco, JSON_TOKENS),
+    "COCO outlines": Format(outlined_seeds, read_outlines, (*JSON_TOKENS, b'"segmentation"', b"1e9", b"P1", b"0o")),
+    "YOLO polygons": Format(
+        lambda: [b"0 0.5 0.5 0.25 0.125 0.9 0.9\n2 0.1 0.2 0.5 0.25 0.3 0.75\n"],
+        read_polygons,
+        (b"nan", b"-", b"e308", b"e8", b"\n"),
+    ),
+    "class tables": Format(
+        lambda: [
+            b"Pixel Value, Class\n0, sky\n1, tree\n2, road\n",
+            b"name,r,g,b\nsky,0,0,0\ntree,1,1,1\nroad,2,2,2\n",
+            b"# label:color_rgb:parts:actions\nsky:0,0,0::\ntree:1,1,1::\nroad:2,2,2::\n",
+        ],
+        read_class_table,
+        (b",", b";", b"\n", b'"x', b"\r", b":", b"256", b"-1", b"\0", b"\xff"),
+    ),
     "YOLO labels": Format(
         lambda: [b"0 0.5 0.5 0.25 0.125\n2 0.1 0.2 0.5 0.25 0.3 0.75\n"],
         read_yolo_labels,

@@ -15,8 +15,10 @@ from sightline.recipe.part import not_compared
 
 if TYPE_CHECKING:
     from sightline.data.augment.masks import Augmentation
+    from sightline.data.check.images import Report
     from sightline.data.inputs import Files
     from sightline.data.sources import SourceOptions
+    from sightline.terminal.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,14 @@ class MaskData(MaskFields, ImageData):
 
     path: str = not_compared("")
     """Images with a class for every pixel: images/ beside masks/, X.jpg beside X_mask.png, Pascal VOC's folders,
-    Roboflow's export, outlines of COCO or YOLO, or synthetic:classes=4,samples=100,size=128; see docs/data.md."""
+    Roboflow's export, outlines of COCO or YOLO, or synthetic:classes=4,samples=100,size=128; see docs/data_masks.md."""
     source: str = "auto"
     """Kind of data at the path: auto, masks, coco, yolo, synthetic."""
     mask_pattern: str = ""
     """Name of a mask without its ending, with {} for what it shares with its image, e.g. {}_label; empty: found."""
     ignore: str = ""
     """What counts neither in training nor in scores: numbers or colours of the masks, or names of classes, with commas
-    between; none: nothing. Empty: 255 where masks have other numbers than 0 and 255, white of Pascal VOC's colours."""
+    between; none: nothing. Empty: 255 beside other numbers than 0, and the border of Pascal VOC's colours."""
     classes: int = 0
     """Number of classes the data must have; 0 accepts any number."""
     samples: int = not_compared(0)
@@ -106,6 +108,14 @@ class MaskData(MaskFields, ImageData):
             "std": list(spec.std),
         }
         return ServedInput("NCHW", (spec.channels, *spec.size), "float32", steps, lambda image: image)
+
+    def check_samples(self, decode: bool, processes: int, progress: Progress) -> Report:
+        """Check every image and every mask of all splits under `path`."""
+        from sightline.data.check.masks import check_masks
+
+        if not self.path:
+            raise UsageError("no data: give --data.path DIR")
+        return check_masks(self.path, self.source, self.source_options, self.classes, decode, processes, progress)
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """Declare `classes` nameless classes and `samples` images if no path is given."""

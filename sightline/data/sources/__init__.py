@@ -211,7 +211,7 @@ def open_boxes(kind: str, path: str, split: Split, options: SourceOptions = DEFA
 
 def open_masks(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> MaskSource:
     """Open images with masks in the same way."""
-    kind = "masks" if kind == "auto" and options.mask_pattern else kind  # which they need not show without it
+    kind = kind_of_masks(kind, path, options)
     source: MaskSource = _opener("open_masks", kind, path, _WITH_MASKS)(path, split, options)
     return source
 
@@ -260,6 +260,11 @@ def open_volumes(kind: str, path: str, split: Split, fold: int, folds: int, spec
 def kind_of_boxes(kind: str, path: str) -> str:
     """Return the kind of source that reads these images with boxes: the first that recognises the path for `auto`."""
     return _kind("open_boxes", kind, path, _WITH_BOXES)
+
+
+def kind_of_masks(kind: str, path: str, options: SourceOptions) -> str:
+    """Return the kind of source that reads these images with masks: that of files, if their names need a pattern."""
+    return "masks" if kind == "auto" and options.mask_pattern else _kind("open_masks", kind, path, _WITH_MASKS)
 
 
 def _opener(name: str, kind: str, path: str, expected: str) -> Callable[..., Any]:

@@ -28,7 +28,11 @@ Read = Callable[[Path, Path], Annotations]  # (json file, folder of its index)
 
 def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxImages:
     """Read the annotations of a split and list its images."""
-    layout, split, annotations = _located(path, split, options, read_annotations)
+
+    def read(file: Path, root: Path) -> Annotations:
+        return options.once(("coco", file), lambda: read_annotations(file, root))
+
+    layout, split, annotations = _located(path, split, read)
     return open_split("coco", layout, split, annotations, options)
 
 
@@ -40,11 +44,11 @@ def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
         outlined.append(options.once(("coco outlines", file), lambda: read_outlined(file, root)))
         return outlined[-1].annotations
 
-    layout, split, annotations = _located(path, split, options, read)
+    layout, split, annotations = _located(path, split, read)
     return CocoMasks(layout, split, next(each for each in outlined if each.annotations is annotations), options)
 
 
-def _located(path: str, split: Split, options: SourceOptions, read_file: Read) -> tuple[Layout, Split, Annotations]:
+def _located(path: str, split: Split, read_file: Read) -> tuple[Layout, Split, Annotations]:
     """Return where the splits lie, which one this is (the test split may be val), and the annotations of its file."""
     files = Files.at(path)
     if split == "test" and files.test_validates:
@@ -53,7 +57,7 @@ def _located(path: str, split: Split, options: SourceOptions, read_file: Read) -
         raise BadData(f"{path} has no {split} split of COCO; expected {EXPECTED.format(split)}")
     needed = [each for each in files.jsons if each in (split, "train") or each not in files.folders]
     read = {each: read_file(files.jsons[each], files.index_root(each)) for each in needed}
-    test = _read_test(files, options, read_file, is_wanted=split == "test")
+    test = _read_test(files, read_file, is_wanted=split == "test")
     annotations = (test if split == "test" else read.get(split)) or read["train"]
     if annotations is not read.get("train", annotations):
         annotations.check_classes(read["train"], str(files.file(split)), str(files.jsons["train"]))
@@ -65,13 +69,13 @@ def _located(path: str, split: Split, options: SourceOptions, read_file: Read) -
     return layout, split, annotations
 
 
-def _read_test(files: Files, options: SourceOptions, read_file: Read, is_wanted: bool) -> Annotations | None:
+def _read_test(files: Files, read_file: Read, is_wanted: bool) -> Annotations | None:
     """Read the annotations of the test split. Unless it is wanted, None without one, or if they cannot be read."""
     if not is_wanted and (files.test is None or files.test_validates):
         return None
     file = files.file("test")
     try:
-        return options.once(("coco test", file, read_file.__name__), lambda: read_file(file, files.index_root("test")))
+        return read_file(file, files.index_root("test"))
     except BadData:
         if is_wanted:
             raise

@@ -12,7 +12,7 @@ import numpy as np
 from sightline.data.formats.class_table import ClassTable, colour_text
 from sightline.data.sources import IGNORED
 from sightline.data.sources.mask_images import MOST_CLASSES
-from sightline.data.sources.mask_survey import COLOURED, GREY, NO_COLOUR, PALETTE, Survey
+from sightline.data.sources.mask_survey import COLOURED, NO_COLOUR, PALETTE, Survey
 from sightline.errors import UsageError, first_of
 
 NONE = "none"  # instead of what to ignore: everything is a class
@@ -20,8 +20,8 @@ _BINARY = {0, 255}
 _VOID = 0xE0E0C0  # the colour of Pascal VOC's borders, which are 255 in its palette
 _SHOWN = 8  # values
 _MANY = 64  # values; so many that hold few pixels are edges
-_SOME_BESIDE_BINARY = 16
-_EDGES_SHARE = 0.05  # of pixels beside 0 and 255 that are edges
+_SOME, _BRIGHT = 16, 200  # values between 0 and 255, and the largest: classes are rarely numbered so
+_EDGES_SHARE = 0.25  # of all pixels
 _MOST_OF_ALL = 0.99  # of the pixels
 _PER_CLASS = 8  # values for each that holds many pixels: more are edges
 
@@ -155,7 +155,7 @@ def _problem(
     if table and is_coloured and unknown:
         return "unknown colours", f"{table.file} lacks the {what} {shown}; add them, or correct the masks"
     is_named = table is not None and not unknown
-    if not is_named and _has_soft_edges({value: n for value, n in pixels.items() if value not in ignored}, is_coloured):
+    if not is_named and _has_soft_edges(pixels, ignored, is_coloured):
         return "soft edges", (
             f"the masks hold {len(values)} {what} ({shown}), most of them in few pixels, as resized masks and photos "
             "do; resize masks with nearest neighbour and store them as PNG, or name all classes in a file classes.txt"
@@ -170,24 +170,19 @@ def _problem(
     return None
 
 
-def _has_soft_edges(pixels: Mapping[int, int], is_coloured: bool) -> bool:
-    counts = np.sort(np.asarray(list(pixels.values()), np.int64))[::-1]
-    if not is_coloured and set(pixels) >= _BINARY and len(pixels) > _SOME_BESIDE_BINARY:
-        beside = sum(count for value, count in pixels.items() if value not in _BINARY)
-        if beside < _EDGES_SHARE * counts.sum():
-            return True
-    many = 1 + int(np.searchsorted(np.cumsum(counts), _MOST_OF_ALL * counts.sum()))
-    return len(counts) > _MANY and len(counts) > _PER_CLASS * many
+def _has_soft_edges(pixels: Mapping[int, int], ignored: set[int], is_coloured: bool) -> bool:
+    """Return whether most values lie between others: 0 and 255 with some up to white, or many that hold few pixels."""
+    total = sum(pixels.values())
+    between = {value: count for value, count in pixels.items() if value not in _BINARY}
+    if not is_coloured and set(pixels) >= _BINARY and len(between) > _SOME and _BRIGHT < max(between) < IGNORED:
+        return len(between) > _MANY or sum(between.values()) < _EDGES_SHARE * total
+    counts = np.sort(np.asarray([count for value, count in pixels.items() if value not in ignored], np.int64))[::-1]
+    most = 1 + int(np.searchsorted(np.cumsum(counts), _MOST_OF_ALL * counts.sum()))
+    return len(counts) > _MANY and len(counts) > _PER_CLASS * most
 
 
 def _text(value: int, is_coloured: bool) -> str:
     return colour_text(value) if is_coloured else str(value)
-
-
-def kind_of(survey: Survey) -> str:
-    """Name the kind of a survey's masks, for people."""
-    names = {GREY: "numbers", PALETTE: "palette", COLOURED: "colours"}
-    return ", ".join(names[kind] for kind in sorted(set(survey.kinds.tolist())))
 
 
 def table_folders(images: Path, masks: Path, root: Path) -> list[Path]:

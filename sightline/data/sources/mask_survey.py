@@ -151,13 +151,14 @@ def values_in(data: bytes, name: str) -> tuple[int, tuple[np.ndarray, ...]]:
     if palette is None:
         return GREY, (found, np.where(found < 256, found * 0x010101, NO_COLOUR), counts)
     colours = packed_colours(palette)
-    return PALETTE, (found, colours[np.minimum(found, len(colours) - 1)], counts)
+    return PALETTE, (found, colours[np.minimum(found, len(colours) - 1)].astype(np.int64), counts)
 
 
 def packed_colours(colours: np.ndarray) -> np.ndarray:
-    """Return colours (..., 3) as 0xRRGGBB, int64 (...)."""
-    wide = colours.astype(np.int32)
-    return (wide[..., 0] << 16 | wide[..., 1] << 8 | wide[..., 2]).astype(np.int64)
+    """Return colours (..., 3) as 0xRRGGBB, uint32 (...)."""
+    packed = np.zeros((*colours.shape[:-1], 4), np.uint8)
+    packed[..., 2::-1] = colours
+    return packed.view("<u4")[..., 0]
 
 
 def _counted(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -167,7 +168,7 @@ def _counted(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = np.flatnonzero(counts)
         counts = counts[found]
     else:  # masks are runs of equal pixels: few are left to sort
-        starts = np.flatnonzero(np.diff(values, prepend=values[0] - 1))
+        starts = np.concatenate([[0], 1 + np.flatnonzero(values[1:] != values[:-1])])
         lengths = np.diff(starts, append=len(values))
         found, place = np.unique(values[starts], return_inverse=True)
         counts = np.bincount(place, lengths).astype(np.int64)

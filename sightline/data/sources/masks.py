@@ -115,11 +115,11 @@ def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
         raise no_test_split("masks", f"none of the images in {found.files[place].images} has a mask")
     problems = [each for each in found.problems if not (options.skips_missing and each[0] in OF_ONE)]
     if problems or found.classes is None:
-        raise BadData(f"{path}: {_in_one(problems)}; {_REMEDY}")
+        raise BadData(f"{path}: {_in_one(problems, path)}; {_REMEDY}")
     return MaskFileImages(found, found.classes, split, options, path)
 
 
-def _in_one(problems: Sequence[tuple[str, Split, str, str]]) -> str:
+def _in_one(problems: Sequence[tuple[str, Split, str, str]], path: str) -> str:
     """Say all that is wrong, by kind with the first names."""
     kinds: dict[str, list[tuple[str, str]]] = {}
     for kind, _, where, text in problems:
@@ -127,8 +127,9 @@ def _in_one(problems: Sequence[tuple[str, Split, str, str]]) -> str:
     said = []
     for kind, each in kinds.items():
         where, text = each[0]
-        others = f"; also {first_of([name for name, _ in each[1:]])}" if len(each) > 1 else ""
-        said.append(f"{kind} ({len(each)}): {where}: {text}{others}" if len(each) > 1 else f"{kind}: {where}: {text}")
+        first = text if where == path else f"{where}: {text}"
+        others = first_of([name for name, _ in each[1:]])
+        said.append(f"{kind} ({len(each)}): {first}; also {others}" if others else f"{kind}: {first}")
     return "; ".join(said)
 
 

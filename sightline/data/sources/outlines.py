@@ -15,6 +15,7 @@ import numpy as np
 
 from sightline.data.contents import PathsBelow
 from sightline.data.formats.coco import read_instances, refuse
+from sightline.data.formats.image_headers import MAX_PIXELS
 from sightline.data.formats.outlines import WrongOutline, drawn
 from sightline.data.formats.yolo import MAX_LABEL_BYTES, Line, read_lines
 from sightline.data.sources import IGNORED, SourceOptions, index_files, spread
@@ -104,6 +105,10 @@ class OutlineImages(MaskImages):
 
     def mask(self, index: int) -> np.ndarray:
         height, width = self.size(index)
+        if height * width > MAX_PIXELS:
+            raise BadSample(
+                self.name(index), f"annotated as {width}x{height}, more than the {MAX_PIXELS} pixels allowed"
+            )
         try:
             return drawn(height, width, self.outlines(index))
         except WrongOutline as error:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from sightline.data.classification import ClassificationData
 from sightline.data.detection import DetectionData
+from sightline.data.masks import MaskData
 from sightline.data.segmentation import SegmentationData
 from sightline.data.sources import folder, table
 from sightline.errors import BadData, UsageError
@@ -166,3 +168,41 @@ def test_a_check_without_a_declared_number_says_the_same(photos: Path, classes: 
     wrong = ClassificationData(path=str(photos), classes=10).check_samples(True, 1, lambda *_: None)
     assert [each.text for each in wrong.problems] == ["2 classes, the recipe declares 10"]
     assert wrong.facts == report.facts
+
+
+# Images with masks
+
+
+@pytest.fixture
+def masks(tmp_path: Path) -> Path:
+    """Ten images whose masks hold 0, 7 and 255."""
+    for name in ("images", "masks"):
+        (tmp_path / name).mkdir()
+    mask = Image.new("L", (9, 8))
+    mask.putpixel((0, 0), 7)
+    mask.putpixel((1, 0), 255)
+    for number in range(10):
+        Image.new("RGB", (9, 8), (number, 0, 0)).save(tmp_path / "images" / f"{number}.png")
+        mask.save(tmp_path / "masks" / f"{number}.png")
+    return tmp_path
+
+
+def test_masks_decide_the_classes_and_the_line_says_how(masks):
+    facts = MaskData(path=str(masks), classes=10).look(NO_RUN, ())
+    assert facts.fields == {"classes": 2}
+    assert facts.line == (
+        "data: 2 classes, 8 + 2 images; values 0, 7 renumbered; 255 ignored; no val split, so 2 images validate "
+        "(about 20%, by name)"
+    )
+    assert facts.said.startswith("8 + 2 images of 2 classes in ")
+    assert MaskData(path=str(masks), ignore="none", classes=3).look(NO_RUN, {"classes"}).fields == {}
+
+
+def test_a_test_split_of_masks_is_said(masks):
+    for split in ("train", "test"):
+        for name in ("images", "masks"):
+            shutil.copytree(masks / name, masks / "data" / split / name)
+    shutil.copytree(masks / "data" / "train", masks / "data" / "val")
+    Image.new("L", (9, 8), 7).save(masks / "data" / "test" / "masks" / "0.png")
+    facts = MaskData(path=str(masks / "data")).look(NO_RUN, ())
+    assert facts.has_test and facts.line.endswith("test split: 10 images, scored by `evaluate RUN --split test`")
