@@ -324,7 +324,11 @@ def sample_bytes_of(bound: Bound) -> tuple[float, str]:
         return 147_897_477_120 / 1_281_167, "ImageNet: ILSVRC2012_img_train.tar over its images"
     shapes = [(shape, np.dtype(dtype).itemsize) for shape, dtype in (bound.layout["image"], bound.layout["label"])]
     read = sum(math.prod(shape) * size for shape, size in shapes) / bound.samples_per_item
-    return read, "a crop of a prepared volume, not compressed"
+    return read, f"a crop of {'a prepared volume' if _is_volume(bound) else 'an image and its mask'}, not compressed"
+
+
+def _is_volume(bound: Bound) -> bool:
+    return len(bound.layout["label"][0]) == 3
 
 
 def rounds_of(recipe: Recipe, run: Run, bound: Bound, options: ScalingOptions) -> Rounds:
@@ -336,9 +340,12 @@ def rounds_of(recipe: Recipe, run: Run, bound: Bound, options: ScalingOptions) -
     else:
         items = declared[1]
         samples = items * recipe.data.declared_per_item(cfg.global_batch)
-        is_volume = "boxes" not in bound.layout and bool(bound.layout["label"][0])
-        # COCO's val2017, ImageNet's val; one of five folds.
-        held_out = items // 4 * BRATS_DEPTH if is_volume else 5_000 if "boxes" in bound.layout else 50_000
+        if "boxes" in bound.layout:
+            held_out = 5_000  # COCO's val2017
+        elif bound.layout["label"][0]:
+            held_out = items // 4 * (BRATS_DEPTH if _is_volume(bound) else 1)  # one of five folds
+        else:
+            held_out = 50_000  # ImageNet's val
     return Rounds(
         samples,
         held_out,

@@ -409,8 +409,8 @@ class EncoderUnetConfig(ModelConfig):
     """A U-Net whose way down is a classifier's, so that pretrained weights fit it; for images of any size."""
 
     arch: str = "resnet34"
-    """The classifier: resnet18 ... resnet200 and resnext101_32x4d with torchvision's names, or timm:NAME where timm is
-    installed."""
+    """The classifier whose layers are the way down: resnet18 to resnet200 or resnext101_32x4d, with torchvision's names
+    and weights, or timm:NAME where timm is installed."""
     width: Annotated[int, AtLeast(4, "64 is the published width")] = 64
     """Channels of a ResNet's first stage. The way up ends with a quarter of it; every level below has twice as many."""
     weights: str = ""

@@ -20,15 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sightline import config, kernels, recipes
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Loader
+from sightline.data.masks import MaskData
 from sightline.data.prepare import shapes as drawings
 from sightline.data.segmentation import SegmentationData
 from sightline.errors import SightlineError, UsageError
@@ -443,6 +446,7 @@ VOLUMES = (
     "--model.no-deep-supervision",
     "--train.global-batch=2",
 )
+NORMALISED = ("--data.mean", "0.5", "0.5", "0.5", "--data.std", "0.2", "0.2", "0.2")
 DEEP = ("--model.deep-supervision",)
 FOUR_EPOCHS = (*ONE_CLASS, "--train.epochs=4")
 TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
@@ -525,6 +529,43 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "width": [Flip(("6",), shapes)],
         "max_filters": [Flip(("12",), shapes)],
         "weights": [Flip(("WEIGHTS",), network), Flip(("missing.pth",), refusal)],
+    },
+    "EncoderUnetConfig": {
+        "arch": [Flip(("resnet34",), shapes)],
+        "width": [Flip(("8",), shapes)],
+        "weights": [Flip(("WEIGHTS",), network), Flip(("missing.pth",), refusal)],
+    },
+    "MaskConfig": {
+        "dice_weight": [Flip(("0.5",), losses, same=samples)],
+        "whole_pixels": [Flip(("0",), predictions, same=losses)],
+        "overlap": [Flip(("0.875",), predictions, base=("--task.whole-pixels=0",), same=losses)],
+        "blend": [Flip(("constant",), predictions, base=("--task.whole-pixels=0",), same=losses)],
+        "window_batch": [Flip(("1",), predictions, same=losses)],
+    },
+    "MaskData": {
+        "val_fraction": [ShownBy("cli/test_any_folder.py")],
+        "split": [ShownBy("cli/test_any_folder.py")],
+        "augment": [Flip(("off", "on"), samples, same=held_out)],
+        "size": [Flip(("48",), samples, same=held_out)],
+        "scale": [Flip(("1.0 1.0",), samples, same=held_out)],
+        "oversampling": [Flip(("1.0",), samples, same=held_out)],
+        "flip": [Flip(("1.0",), samples, same=held_out)],
+        "flip_rows": [Flip(("1.0",), samples, same=held_out)],
+        "brightness": [Flip(("0.5",), samples, same=held_out)],
+        "contrast": [Flip(("0.5",), samples, same=held_out)],
+        "saturation": [Flip(("0.5",), samples, same=held_out)],
+        "mean": [Flip(("0.1 0.2 0.3",), samples, base=NORMALISED)],
+        "std": [Flip(("0.1 0.2 0.3",), samples, base=NORMALISED)],
+        "path": [Flip(("synthetic:classes=4,samples=24,size=50",), samples), Flip(("",), refusal)],
+        "source": [Flip(("coco",), refusal)],
+        "mask_pattern": [Flip(("{}_label",), refusal)],
+        "ignore": [Flip(("5",), samples, base=("--data.path=MASKED",))],
+        "classes": [Flip(("7",), refusal)],
+        "samples": [Flip(("77",), declared, base=("--data.path=", "--data.classes=4"))],
+        "cache": [Flip(("off",), told, base=("--data.cache=ram",), same=samples)],
+        "on_bad_sample": [Flip(("skip",), unread, base=DAMAGED)],
+        "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],
+        "fingerprint": [ShownBy("faults/test_changes.py")],
     },
     "SegmentationConfig": {
         "voxel_loss": [Flip(("focal",), losses, same=samples)],
@@ -813,14 +854,33 @@ def named(shapes: Path, volumes: Path, blobs, tmp_path_factory: pytest.TempPathF
     torn = Path(shutil.copytree(volumes, root / "volumes"))
     held_out = {case.name for case in SegmentationData(path=str(torn), task="own").source("val").cases}
     damage(min(path for path in torn.glob("*_x.npy") if path.name.removesuffix("_x.npy") not in held_out))
+    masked = write_masks(root / "masked")
+    torn_masks = write_masks(root / "torn masks")
+    held_back = set(MaskData(path=str(torn_masks)).open("val", 0).source.names.all())
+    damage(min(path for path in (torn_masks / "images").iterdir() if path.name.encode() not in held_back))
     return {
         "DAMAGED ClassificationData": images,
+        "DAMAGED MaskData": torn_masks,
+        "MASKED": masked,
         "DAMAGED DetectionData": boxes,
         "DAMAGED SegmentationData": torn,
         "DRAWN": root / "detection",
         "PATCHES": blobs(root / "patches", range(5), patch=(8, 16, 16)),
         "RECORDS": Path(shutil.copytree(TESTS / "golden" / "tfrecord", root / "records")),
     }
+
+
+def write_masks(folder: Path) -> Path:
+    """Write images with masks of 0, 1 and 5."""
+    random = np.random.default_rng(0)
+    for number in range(20):
+        for kind, pixels in (
+            ("images", random.integers(0, 256, (40, 40, 3)).astype(np.uint8)),
+            ("masks", np.array([0, 1, 5], np.uint8)[random.integers(0, 3, (40, 40))]),
+        ):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / kind / f"{number:02}.png")
+    return folder
 
 
 def damage(path: Path) -> None:

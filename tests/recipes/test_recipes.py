@@ -27,7 +27,7 @@ COVER = runpy.run_path(str(Path(__file__).with_name("cover.py")))
 EVERY_RECIPE = pytest.mark.parametrize("name", recipes.names())
 EACH_DATA, EACH_PART = COVER["recipe_of_each"](COVER["data"]), COVER["recipe_of_each"](COVER["parts"])
 STEPS = 6  # two epochs of three
-HELD_OUT = {"ClassificationData": 3, "DetectionData": 3, "SegmentationData": 12}  # 12 slices of two volumes
+HELD_OUT = {"ClassificationData": 3, "DetectionData": 3, "MaskData": 3, "SegmentationData": 12}  # slices of two volumes
 HELD_OUT_VOLUMES = 6
 CLASSIFIERS = [n for n in recipes.names() if recipes.find(n).recipe().task.headline == "top1"]
 CLASSIFIERS.remove("finetune_classification")  # its rates are for pretrained weights, see test_finetune.py

@@ -87,7 +87,7 @@ class MaskData(MaskFields, ImageData):
         and predicts with them."""
         from sightline.data.masks import pixels
 
-        if not {"mean", "std"}.isdisjoint(typed):
+        if self.mean:
             pixels.refuse_wrong_channels(self.mean, train, self.path)
             return {}
         found = pixels.normalisation(train)

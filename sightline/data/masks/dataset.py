@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from sightline.data.augment.classification import normalize
-from sightline.data.decode import read_header
 from sightline.data.inputs import Files, read_bytes
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import SIDES, ImageCache
@@ -21,6 +20,7 @@ from sightline.data.masks.config import MaskData
 from sightline.data.masks.pixels import as_channels, decode_given, highest_of, normalisation, read_pixels
 from sightline.data.sources import IGNORED, MaskSource, Opener, open_masks, spread, wrong_classes
 from sightline.data.sources.layouts import kept_of
+from sightline.data.sources.mask_images import peek
 from sightline.errors import BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout, Split, SplitFacts
@@ -82,7 +82,10 @@ class GivenImages(MaskSource):
     def size(self, index: int) -> tuple[int, int]:
         given, name = self._given[index], self._names[index]
         if isinstance(given, Path):
-            height, width, _ = read_header(read_bytes(given, name), name).shape
+            try:
+                height, width, _ = peek(given).shape
+            except OSError as error:
+                raise BadSample(name, f"cannot be read: {error.strerror}") from error
         else:
             height, width = as_channels(given, name, self.channels, self.bits).shape[:2]
         return height, width

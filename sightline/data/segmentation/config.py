@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,13 +144,15 @@ class SegmentationData(SegmentationFields, DataConfig):
     def source(self, split: Split) -> VolumeSource:
         """Open the volumes on disk; they must belong to the declared task."""
         from sightline.data.sources import open_volumes
-        from sightline.data.volumes.raw import describe_raw, find_raw, remedy
+        from sightline.data.volumes.raw import are_images, describe_raw, find_raw, remedy
 
         if (Path(self.path) / decathlon.PLAN).is_file():
             self._check_plan(decathlon.read_plan(Path(self.path)))
         elif not self.path.startswith("synthetic:") and (raw := find_raw(Path(self.path))):
+            as_they_are = f". `sightline train segmentation --data.path {shlex.quote(str(raw))}` needs no preparation"
             raise UsageError(
                 f"{raw} is not prepared; found {describe_raw(raw)}. Prepare it with {remedy(raw, self.dim)}"
+                + (as_they_are if are_images(raw) else "")
             )
         return open_volumes("auto", self.path, split, self.fold, self.folds, self._expected_spec())
 

@@ -299,10 +299,25 @@ def _unknown(name: str, path: str, expected: str) -> str:
     for below in subfolders(Path(path)):
         if recognised(name, inner := os.path.join(path, below)):
             return f"--data.path '{path}' holds data one folder deeper; use --data.path {shlex.quote(inner)}"
+    if name == "open_masks" and (volumes := _of_volumes(Path(path))):
+        return f"--data.path '{path}' holds {volumes}"
     for other, of_other in _RECIPES.items():
         if other != name and recognised(other, path):
             return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
     return f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
+
+
+def _of_volumes(path: Path) -> str:
+    """Say what volumes lie at a path that was given for images with masks, and what reads them; "" for none."""
+    from sightline.data.volumes import raw
+
+    readers = (
+        "prepare them with `sightline prepare decathlon`, then `sightline train unet2d` or `finetune_segmentation`"
+    )
+    if (place := raw.find_raw(path)) is not None:
+        return f"{raw.describe_raw(place)}; {raw.remedy(place, 2)} or `sightline train finetune_segmentation`"
+    has_volumes = path.is_dir() and any(name.lower().endswith((".nii", ".nii.gz")) for name in os.listdir(path))
+    return f"volumes in files of NIfTI, without labels beside them; {readers}" if has_volumes else ""
 
 
 def _module(name: str) -> Any:
@@ -310,10 +325,10 @@ def _module(name: str) -> Any:
 
 
 _RECIPES = {
-    "open_source": "images with a label (for recipes such as resnet50)",
     "open_boxes": "images with boxes (for ssd_resnet34 and demo_detection)",
     "open_masks": "images with masks (for segmentation)",
-    "open_volumes": "prepared volumes (for unet2d and demo_segmentation)",
+    "open_source": "images with a label (for recipes such as resnet50)",
+    "open_volumes": "prepared volumes (for unet2d, finetune_segmentation and demo_segmentation)",
 }
 _LABELLED = (
     "two or more folders, one per class, with .jpg, .png, .bmp, .webp or .tif images, also below train/ and val/ "

@@ -111,6 +111,14 @@ def describe_raw(path: Path) -> str:
         return f"data that must be fixed first: {error}"
 
 
+def are_images(path: Path) -> bool:
+    """Return whether raw data are 2D images, which need not be prepared."""
+    try:
+        return read_raw(path).are_images
+    except (BadData, UsageError):
+        return False
+
+
 def remedy(path: Path, dim: int, recipe: str = "unet2d") -> str:
     """Return the two commands that prepare raw data and train on them."""
     out = f"{path.with_suffix('') if is_description(str(path)) else path}-prepared"
