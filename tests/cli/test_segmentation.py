@@ -85,6 +85,8 @@ def test_any_channels_bits_and_values_go_all_the_way(
     assert said.code == 0, said
     said = sightline("evaluate", run, *HERE)
     assert said.code == 0 and "on 2 samples" in said.out, said
+    said = sightline("evaluate", run, "--data.split=all", "--run.out", tmp_path / "all", *HERE)
+    assert said.code == 0 and "on 10 samples" in said.out, said
     said = sightline("predict", run, data / "images" / "00.png", "--out", out, *HERE)
     assert said.code == 0, said
     [row] = json.loads((out / "predictions.json").read_text())["files"]

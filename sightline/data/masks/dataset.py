@@ -17,9 +17,9 @@ from sightline.data.inputs import Files, read_bytes
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import SIDES, ImageCache
 from sightline.data.masks.config import MaskData
-from sightline.data.masks.pixels import as_channels, decode_given, highest_of, normalisation, read_pixels
+from sightline.data.masks.pixels import as_channels, decode_given, highest_of, is_usual, normalisation, read_pixels
 from sightline.data.sources import IGNORED, MaskSource, Opener, open_masks, spread, wrong_classes
-from sightline.data.sources.layouts import kept_of
+from sightline.data.sources.layouts import ALL, kept_of
 from sightline.data.sources.mask_images import peek
 from sightline.errors import BadSample, UsageError
 from sightline.hardware.devices import Device
@@ -42,8 +42,9 @@ def open_split(config: MaskData, split: Split, seed: int, opener: Opener | None 
     source = opened(split)
     if config.classes and config.classes != len(source.classes):
         raise wrong_classes(config.path, len(source.classes), config.classes)
-    if len(config.mean) != source.channels:
-        mean, std = normalisation(source if split == "train" else opened("train"))
+    if len(config.mean) != source.channels:  # a run has them where they are measured
+        is_whole = split == "train" or is_usual(source) or config.split == ALL
+        mean, std = normalisation(source if is_whole else opened("train"))
         config = replace(config, mean=mean, std=std)
     return MaskDataset(config, source, split, seed)
 

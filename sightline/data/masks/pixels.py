@@ -70,7 +70,7 @@ def with_bits(pixels: np.ndarray, bits: int) -> np.ndarray:
 def normalisation(train: MaskSource) -> tuple[Numbers, Numbers]:
     """Return mean and deviation of the channels, of values in 0..1: ImageNet's for colours of 8 bits, as pretrained
     networks expect, else those of some training images."""
-    if (train.channels, train.bits) == (3, 8):
+    if is_usual(train):
         return IMAGENET
     sums, pixels = np.zeros((2, train.channels)), 0
     for index in spread(len(train), MEASURED):
@@ -83,6 +83,11 @@ def normalisation(train: MaskSource) -> tuple[Numbers, Numbers]:
     mean, squares = sums / pixels
     std = np.sqrt(np.maximum(squares - mean**2, 1e-12))
     return _rounded(mean), _rounded(std)
+
+
+def is_usual(source: MaskSource) -> bool:
+    """Return whether images are colours of 8 bits, as pretrained networks expect them."""
+    return (source.channels, source.bits) == (3, 8)
 
 
 def highest_of(bits: int) -> float:
