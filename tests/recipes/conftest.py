@@ -40,7 +40,7 @@ TINY = {
     "SegmentationData": ["--data.path=VOLUMES", "--data.task=own", "--data.nvol=2"],  # 4 slices of each of 2
     "SegmentationData 3D": ["--data.path=PATCHES", "--data.task=own"],
     "EncoderUnetConfig": ["--model.arch=resnet18", "--model.width=4"],
-    "MaskData": ["--data.path=synthetic:classes=4,samples=24,size=40", "--data.size=32"],
+    "MaskData": ["--data.path=synthetic:classes=6,samples=24,size=40", "--data.size=32"],
     "TrainConfig": [
         "--train.epochs=2",
         "--train.global-batch=8",

@@ -1,4 +1,4 @@
-"""Promises of the finetune recipes beyond those of all recipes: they start from weights, head first, and say so."""
+"""Promises of recipes that fine-tune beyond those of all recipes: they start from weights, head first, and say so."""
 
 from pathlib import Path
 
@@ -10,10 +10,11 @@ from sightline import api
 from sightline.train.orders import length_of, train_order
 
 HEADS = {"finetune_classification": ("fc.",), "finetune_detection": ("extras.", "heads.")}
-HEADS["finetune_segmentation"] = ("heads.",)
+HEADS |= {"finetune_segmentation": ("heads.",), "segmentation": ("decoder.", "head.")}
 FEW_CLASSES = {
     "finetune_classification": "synthetic:classes=4,samples=24,size=28",
     "finetune_detection": "synthetic:classes=4,samples=24,size=60",
+    "segmentation": "synthetic:classes=4,samples=24,size=40",
 }
 
 
