@@ -310,10 +310,10 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-_RECIPES = {
-    "open_source": "images with a label (for recipes such as resnet50)",
+_RECIPES = {  # folders of images and masks could also be two classes
     "open_boxes": "images with boxes (for ssd_resnet34 and demo_detection)",
     "open_masks": "images with masks (for segmentation)",
+    "open_source": "images with a label (for recipes such as resnet50)",
     "open_volumes": "prepared volumes (for unet2d and demo_segmentation)",
 }
 _LABELLED = (

@@ -35,7 +35,8 @@ _MASKS_IN = (
     *("gtfine", "ground_truth", "groundtruth", "gt", "targets", "target", "png_masks"),
 )
 _OF_SOME = "segmentationclass"  # VOC has masks of some of its images only
-_MASK_ENDS = (*LABEL_ENDS, "gt", "annotation", "l")  # of X_mask.png; CamVid has X_L.png
+_MASK_ENDS = (*LABEL_ENDS, "gt", "annotation")  # of X_mask.png
+_IN_FOLDER = (*_MASK_ENDS, "l")  # of masks in a folder of their own: CamVid has X_L.png
 _KNOWN = ("{}_gtFine_labelTrainIds", "{}_gtFine_labelIds")  # Cityscapes: several files for each image
 _SEPARATORS = "_-. "
 _LISTS = Path("ImageSets", "Segmentation")
@@ -213,7 +214,7 @@ def paired(images: Sequence[str], masks: Sequence[str] | None, pattern: str = ""
     """Pair files by their names; without `masks` they are among the images, which only their names tell. `pattern` is
     the name of a mask without its ending, with {} for the name of its image, or the part of it that both share."""
     if masks is None:
-        keys = {name: key for name in images if (key := _key(name, pattern)) is not None and key != _stem(name)}
+        keys = {name: key for name in images if (key := _key(name, pattern, _MASK_ENDS)) not in (None, _stem(name))}
         images = [name for name in images if name not in keys]
     else:
         known = pattern or next((each for each in _KNOWN if any(_key(name, each) is not None for name in masks)), "")
@@ -223,9 +224,6 @@ def paired(images: Sequence[str], masks: Sequence[str] | None, pattern: str = ""
         found = _matched(images, keys, folders)
         if found.masks or not any("/" in name for name in (*images, *keys)):
             break
-    if masks is None:
-        is_image = set(found.masks) | set(found.alone)
-        found.problems = [each for each in found.problems if each[1] in is_image or each[0] != "mask without an image"]
     return found
 
 
@@ -270,7 +268,7 @@ def _stem(name: str) -> str:
     return os.path.splitext(name)[0]
 
 
-def _key(name: str, pattern: str) -> str | None:
+def _key(name: str, pattern: str, ends: Sequence[str] = _IN_FOLDER) -> str | None:
     """Return what a mask's name says of its image's: all but what a pattern adds, or but an ending such as _mask. None
     if it does not have the form of the pattern."""
     stem = _stem(name)
@@ -280,7 +278,7 @@ def _key(name: str, pattern: str) -> str | None:
         if not (last.startswith(before) and last.endswith(after) and len(last) > len(before) + len(after)):
             return None
         return below + slash + last[len(before) : len(last) - len(after)]
-    for end in _MASK_ENDS:
+    for end in ends:
         if len(stem) > len(end) + 1 and stem.lower().endswith(end) and stem[-len(end) - 1] in _SEPARATORS:
             return stem[: -len(end) - 1]
     return stem

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from sightline.data.decode import decode_rgb
-from sightline.data.sources import IGNORED, Opener, SourceOptions, index_files, open_masks
+from sightline.data.sources import IGNORED, Opener, SourceOptions, index_files, open_boxes, open_masks
+from sightline.data.sources.layouts import NoTestSplit
 from sightline.errors import BadData, BadSample, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).with_name("mask_layouts.py")))
@@ -538,6 +539,36 @@ def test_a_file_that_changes_is_noticed(data, tmp_path):
     Image.fromarray(np.full((12, 12), 7, np.uint8)).save(root / "masks" / Path(pairs.name(0)).name)
     with pytest.raises(BadSample, match="has other values than when it was indexed"):
         pairs.mask(0)
+
+
+def test_pairs_in_one_folder_are_complete(data, tmp_path):
+    LAYOUTS["roboflow"](data, tmp_path)
+    os.remove(tmp_path / "train" / "train_0.jpg")
+    os.remove(tmp_path / "train" / "train_1_mask.png")
+    with pytest.raises(
+        BadData, match="mask without an image: train_0_mask.png.*image without a mask: train/train_1.jpg"
+    ):
+        opened(tmp_path)
+
+
+def test_without_a_test_split_it_is_said_what_one_looks_like(tmp_path):
+    with pytest.raises(NoTestSplit, match="looked for a folder test beside train, test_masks beside train_masks"):
+        opened(write(tmp_path, some(0, 1)), "test")
+
+
+def test_a_list_of_images_without_masks_is_no_test_split(data, tmp_path):
+    LAYOUTS["voc"](data, tmp_path)
+    for entry in data["test"]:
+        os.remove(tmp_path / "VOCdevkit" / "VOC2012" / "SegmentationClass" / f"{entry.stem}.png")
+    with pytest.raises(NoTestSplit, match="none of the images that .*test.txt names has a mask"):
+        opened(tmp_path, "test")
+    assert len(opened(tmp_path)) == len(data["train"])
+
+
+def test_other_recipes_say_what_they_found(data, tmp_path):
+    LAYOUTS["split_outside"](data, tmp_path)
+    with pytest.raises(UsageError, match="holds images with masks"):
+        open_boxes("auto", str(tmp_path), "train")
 
 
 @pytest.mark.parametrize("pattern", ["mask", "{}_{}"])
