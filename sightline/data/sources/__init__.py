@@ -265,7 +265,8 @@ def kind_of_boxes(kind: str, path: str) -> str:
 
 def kind_of_masks(kind: str, path: str, options: SourceOptions) -> str:
     """Return the kind of source that reads these images with masks: that of files, if their names need a pattern."""
-    return "masks" if kind == "auto" and options.mask_pattern else _kind("open_masks", kind, path, _WITH_MASKS)
+    needs_pattern = kind == "auto" and options.mask_pattern and os.path.isdir(path)
+    return "masks" if needs_pattern else _kind("open_masks", kind, path, _WITH_MASKS)
 
 
 def _opener(name: str, kind: str, path: str, expected: str) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from sightline.errors import UsageError, first_of
 
 NONE = "none"  # instead of what to ignore: everything is a class
 _BINARY = {0, 255}
+_MOST_GREYS = 16  # more even steps than that are a photo's
 _VOID = 0xE0E0C0  # the colour of Pascal VOC's borders, which are 255 in its palette
 _SHOWN = 8  # values
 _MANY = 64  # values; so many that hold few pixels are edges
@@ -93,14 +94,14 @@ def _share_a_palette(surveys: Sequence[Survey]) -> bool:
 
 
 def _ignored(ignore: str, found: set[int], names: Mapping[int, str], is_coloured: bool) -> set[int]:
-    """Return the values that count for nothing: those that are named, or by themselves 255 beside others than 0 and
-    VOC's colour of borders, if no table names them."""
+    """Return the values that count for nothing: those that are named; else 255, unless the values are greys from black
+    to white as people draw classes, and VOC's colour of borders; no value that a table names."""
     if ignore == NONE:
         return set()
     if not ignore:
         value = _VOID if is_coloured else IGNORED
-        alone = found <= {value} if is_coloured else found <= _BINARY
-        return {value} if value in found and value not in names and not alone else set()
+        are_classes = found == {value} or (not is_coloured and _are_greys(sorted(found)))
+        return {value} if value in found and value not in names and not are_classes else set()
     chosen = set()
     by_name = {name: value for value, name in names.items()}
     for word in filter(None, (each.strip() for each in ignore.split(","))):
@@ -115,6 +116,12 @@ def _ignored(ignore: str, found: set[int], names: Mapping[int, str], is_coloured
             there = [*by_name] or [_text(value, is_coloured) for value in sorted(found)]
             raise UsageError(f"--data.ignore {word}: the masks have {first_of(there, _SHOWN)}; none: all are classes")
     return chosen
+
+
+def _are_greys(values: Sequence[int]) -> bool:
+    """Return whether a few values lie evenly between 0 and 255: 0 and 255; 0, 128 and 255; 0, 85, 170 and 255."""
+    steps = np.linspace(0, IGNORED, len(values))
+    return len(values) <= _MOST_GREYS and bool((np.abs(values - steps) <= 1).all())
 
 
 def _in_order(names: Mapping[int, str], found: Sequence[int]) -> dict[int, str]:
@@ -153,7 +160,10 @@ def _problem(
     if is_coloured and NO_COLOUR in pixels:
         return "mixed masks", "some masks have colours, others numbers above 255; store all alike"
     if table and is_coloured and unknown:
-        return "unknown colours", f"{table.file} lacks the {what} {shown}; add them, or correct the masks"
+        return (
+            "unknown colours",
+            f"{table.file} lacks the {what} {shown}; add them, or rename the file if it is not about these masks",
+        )
     is_named = table is not None and not unknown
     if not is_named and _has_soft_edges(pixels, ignored, is_coloured):
         return "soft edges", (

@@ -74,6 +74,10 @@ def layout_at(path: str, pattern: str = "") -> Layout:
 
 def find(root: Path, pattern: str = "") -> Layout | None:
     """Return where the splits lie below a folder; None if it has no images with masks."""
+    below = {split: _place(folder, pattern) for split, folder in {**split_folders(root), **_test(root)}.items()}
+    in_splits = _layout({split: place for split, place in below.items() if place})
+    if in_splits and in_splits.val:  # also if all images lie beside them once more
+        return in_splits
     devkits = [kit / name for kit in (root, root / "VOCdevkit") for name in subfolders(kit) if _YEAR.fullmatch(name)]
     for top in (root, *devkits[:1]) if len(devkits) == 1 else (root,):
         if (place := _two_folders(top)) is None:
@@ -82,11 +86,7 @@ def find(root: Path, pattern: str = "") -> Layout | None:
             return lists
         images, masks = ({**split_folders(each), **_test(each)} for each in (place.images, place.labels or top))
         return _layout({s: Place(images[s], masks[s]) for s in images if s in masks}) or Layout("masks", place, None)
-    beside = _layout(_named_folders(root))
-    if beside:
-        return beside
-    below = {split: _place(folder, pattern) for split, folder in {**split_folders(root), **_test(root)}.items()}
-    if found := _layout({split: place for split, place in below.items() if place}):
+    if found := _layout(_named_folders(root)) or in_splits:
         return found
     return Layout("masks", Place(root, root), None) if _has_pairs(root, pattern) else None
 

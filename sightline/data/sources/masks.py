@@ -1,8 +1,8 @@
 """Images with a mask in a file each: PATH/images with PATH/masks, X.jpg with X_mask.png, VOC's JPEGImages with
 SegmentationClass, Roboflow's export; see mask_places.py.
 
-Masks hold a number per pixel (grey or palette) or a colour. All masks of train and val are looked at once: 255 is a
-class if there is nothing but 0 and 255, else it counts for nothing; what is left are the classes, in order."""
+Masks hold a number per pixel (grey or palette) or a colour. All masks of train and val are looked at once: 255 counts
+for nothing, unless the values are even steps from 0 to 255. The rest are the classes, in order."""
 
 from __future__ import annotations
 

@@ -193,6 +193,16 @@ def test_palettes(tmp_path, palettes):
         assert np.array_equal(source.mask(index), expected if palettes == "alike" else 2 - expected)
 
 
+def test_splits_come_before_all_images_together(data, tmp_path):
+    """Some publish all images, and once more by their splits."""
+    LAYOUTS["split_outside"](data, tmp_path)
+    write(tmp_path, some(0, 1, count=9), ("Images", "Masks"))
+    assert [len(opened(tmp_path, split)) for split in SPLITS] == [len(data[split]) for split in SPLITS]
+    shutil.rmtree(tmp_path / "val")
+    shutil.rmtree(tmp_path / "test")
+    assert opened(tmp_path, "val", split="all").layout.train.images.name == "Images"
+
+
 # Values
 
 
@@ -202,6 +212,9 @@ def test_palettes(tmp_path, palettes):
         ((0, 255), "", (0, 255), ()),
         ((0, 1), "", (0, 1), ()),
         ((0, 1, 255), "", (0, 1), (255,)),
+        ((0, 128, 255), "", (0, 128, 255), ()),
+        ((0, 85, 170, 255), "", (0, 85, 170, 255), ()),
+        ((0, 100, 255), "", (0, 100), (255,)),
         ((0, 1, 255), "none", (0, 1, 255), ()),
         ((0, 5, 6, 7, 9, 15, 18, 255), "", (0, 5, 6, 7, 9, 15, 18), (255,)),
         ((0, 1, 2, 3), "0,3", (1, 2), (0, 3)),
