@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 
 from sightline.data.formats.class_table import ClassTable, colour_text
 from sightline.data.sources import IGNORED
+from sightline.data.sources.layouts import NAMES, TEST
 from sightline.data.sources.mask_images import MOST_CLASSES
 from sightline.data.sources.mask_survey import COLOURED, NO_COLOUR, PALETTE, Survey
 from sightline.errors import UsageError, first_of
@@ -20,6 +22,8 @@ _BINARY = {0, 255}
 _MOST_GREYS = 16  # more even steps than that are a photo's
 _VOID = 0xE0E0C0  # the colour of Pascal VOC's borders, which are 255 in its palette
 _SHOWN = 8  # values
+_MOST_BELOW = 2  # folders between that of all data and one of masks
+_SPLITS = {*NAMES["train"], *NAMES["val"], *TEST}
 _MANY = 64  # values; so many that hold few pixels are edges
 _SOME, _BRIGHT = 16, 200  # values between 0 and 255, and the largest: classes are rarely numbered so
 _EDGES_SHARE = 0.25  # of all pixels
@@ -195,6 +199,13 @@ def _text(value: int, is_coloured: bool) -> str:
     return colour_text(value) if is_coloured else str(value)
 
 
-def table_folders(images: Path, masks: Path, root: Path) -> list[Path]:
-    """Return where a file with the names of the classes may lie, the nearest first."""
-    return list(dict.fromkeys([masks, images, masks.parent, images.parent, root]))
+def table_folders(places: Sequence[tuple[Path, Path]]) -> list[Path]:
+    """Return where a file with the names of the classes may lie: in the folders of the images and masks, in the one of
+    both, and above those of the splits. A run finds it again from what it keeps of its data."""
+    found = []
+    for masks, images in places:
+        both = Path(os.path.commonpath([masks.absolute(), images.absolute()]))
+        found += [masks, images]
+        if len(masks.absolute().parts) - len(both.parts) <= _MOST_BELOW:
+            found += [both, both.parent] if both.name.lower() in _SPLITS else [both]
+    return list(dict.fromkeys(found))

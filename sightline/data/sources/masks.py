@@ -83,12 +83,7 @@ class Found:
         surveys = [self.surveys[place] for place in deciding]
         if not any(len(each.values) for each in surveys):
             return
-        folders = [
-            folder
-            for place in deciding
-            for folder in table_folders(self.files[place].images, self.files[place].masks, Path(path))
-        ]
-        table = find_table(list(dict.fromkeys(folders)))
+        table = find_table(table_folders([(self.files[at].masks, self.files[at].images) for at in deciding]))
         self.classes = decide(surveys, table, options.ignore)
         if self.classes.problem:
             kind, text = self.classes.problem

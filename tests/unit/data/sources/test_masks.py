@@ -13,7 +13,7 @@ from PIL import Image
 
 from sightline.data.decode import decode_rgb
 from sightline.data.sources import IGNORED, Opener, SourceOptions, index_files, open_boxes, open_masks
-from sightline.data.sources.layouts import NoTestSplit
+from sightline.data.sources.layouts import NoTestSplit, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).with_name("mask_layouts.py")))
@@ -76,6 +76,18 @@ def test_every_layout_gives_the_same_masks(data, tmp_path, layout):
         assert np.array_equal(again.mask(0), source.mask(0)) and again.image(0) == source.image(0)
         assert source.files[0].name.startswith(data[split][0].stem)
     assert source.layout.val is not None and source.held_out is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_run_keeps_of_its_data_opens_them_again(data, tmp_path, layout):
+    path = LAYOUTS[layout](data, tmp_path / "data") or tmp_path / "data"
+    kept = tmp_path / "run" / "data.yaml"
+    kept.parent.mkdir()
+    for split in SPLITS:
+        source = opened(path, split)
+        kept.write_text(kept_of(source)["data.yaml"])
+        again = opened(kept, split)
+        assert (again.fingerprint, again.classes) == (source.fingerprint, source.classes)
 
 
 def test_values_say_what_the_files_hold(data, tmp_path):
@@ -279,6 +291,15 @@ def test_tables_name_the_classes(tmp_path, name):
     assert opened(tmp_path, ignore="tree").classes == ("sky", "road")
     with pytest.raises(UsageError, match="--data.ignore lake: the masks have sky, tree, road"):
         opened(tmp_path, ignore="lake")
+
+
+def test_a_table_above_the_data_is_of_other_data(tmp_path):
+    write(tmp_path / "data", some(0, 1), ("all", "all"), suffix="_mask")
+    write(tmp_path / "data", {f"{stem}": mask for stem, mask in some(0, 1).items()}, ("all", "other"))
+    (tmp_path / "data" / "classes.txt").write_text("sky\ntree\n")
+    assert opened(tmp_path / "data" / "all").classes == ("0", "1")
+    shutil.move(tmp_path / "data" / "all", tmp_path / "data" / "train")
+    assert opened(tmp_path / "data" / "train").classes == ("sky", "tree")
 
 
 def test_two_names_for_0_and_255(tmp_path):
