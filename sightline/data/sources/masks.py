@@ -99,7 +99,10 @@ class Found:
 
 
 # Problems of single images, which may be skipped; without them there is no class, or no pairing, to rely on.
-OF_ONE = ("image without a mask", "unreadable", "unreadable image", "size differs", "missing image")
+OF_ONE = (
+    *("image without a mask", "mask without an image", "missing image"),
+    *("unreadable", "unreadable image", "size differs"),
+)
 
 
 def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> MaskFileImages:
