@@ -147,7 +147,7 @@ class MaskFileImages(MaskImages):
         names = index_files.Names.of([images[row] for row in rows])
         super().__init__("masks", place, names, sizes[rows], _pixels(found))
         faults = seen.faults.all()
-        texts = [faults[seen_row[row]] if has_mask[row] else b"image without a mask" for row in rows]
+        texts = [faults[seen_row[row]] if has_mask[row] else b"there is none" for row in rows]
         self.faults = index_files.Names.of(texts)
         mask_folder = str(files.masks.absolute()).encode("utf-8", "surrogateescape")
         masks = [mask_folder + b"/" + all_masks[row].encode("utf-8", "surrogateescape") for row in rows]
@@ -165,10 +165,14 @@ class MaskFileImages(MaskImages):
             *([each[row] for row in rows] for each in sizes_in_bytes),
         )
 
-    def mask(self, index: int) -> np.ndarray:
-        name = self.name(index)
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width); BadSample of an image without a mask of its size."""
         if fault := self.faults[index]:
-            raise BadSample(name, f"its mask is not usable: {fault}")
+            raise BadSample(self.name(index), f"its mask is not usable: {fault}")
+        return super().size(index)
+
+    def mask(self, index: int) -> np.ndarray:
+        name, size = self.name(index), self.size(index)
         path = self.files[len(self) + index]
         data = read_bytes(path, name)
         values = decode_values(data, path.name)
@@ -179,7 +183,7 @@ class MaskFileImages(MaskImages):
         table = _table(self.values, self.unused)
         if int(values.max(initial=0)) >= len(table) or (indices := table[values]).max(initial=0) == _UNKNOWN:
             raise BadSample(name, f"{path} has other values than when it was indexed; start again")
-        if values.shape != self.size(index):
+        if values.shape != size:
             raise BadSample(name, f"{path} has another size than when it was indexed; start again")
         return indices.astype(np.uint8)
 

@@ -465,9 +465,10 @@ def test_single_images_can_be_skipped(tmp_path):
     Image.fromarray(np.zeros((5, 6), np.uint8)).save(tmp_path / "masks" / "x1.png")
     source = opened(tmp_path, "val", split="all", skips_missing=True)
     assert len(source) == 9
-    for index, text in ((0, "image without a mask"), (1, "size differs: is 6x5")):
-        with pytest.raises(BadSample, match=text):
-            source.mask(index)
+    for index, text in ((0, "its mask is not usable: there is none"), (1, "size differs: is 6x5")):
+        for read in (source.mask, source.size, source.image):
+            with pytest.raises(BadSample, match=text):
+                read(index)
     assert source.mask(2).shape == (12, 12)
 
 
