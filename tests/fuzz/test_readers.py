@@ -485,6 +485,31 @@ def read_index(place: Path, data: bytes) -> None:
             source.read(number)
 
 
+def masks_index_seeds() -> list[bytes]:
+    place = Path(os.environ["XDG_CACHE_HOME"]) / "masks"
+    shutil.rmtree(place, ignore_errors=True)
+    _with_masks(place)
+    return [(place / "masks" / ".sightline-index-masks-images").read_bytes()[len(index_files._MAGIC) + 32 :]]
+
+
+def _with_masks(place: Path) -> None:
+    photos(place / "images")
+    (place / "masks").mkdir(exist_ok=True)
+    for name in ("1.png", "2.png"):
+        Image.frombytes("L", (8, 9), bytes((0, 7, 255)) * 24).save(place / "masks" / name)
+    for path in [*(place / "masks").iterdir(), *(place / "images").iterdir()]:
+        os.utime(path, ns=(10**18, 10**18))
+    open_masks("masks", str(place), "train")
+
+
+def read_masks_index(place: Path, data: bytes) -> None:
+    if not (place / "masks").is_dir():
+        _with_masks(place)
+    index = place / "masks" / ".sightline-index-masks-images"
+    index.write_bytes(index_files._MAGIC + hashlib.sha256(data).digest() + data)
+    read_masks(place, "masks")
+
+
 # Checkpoints: with a manifest that fits.
 
 
@@ -685,6 +710,7 @@ FORMATS = {
     "exit.json, evaluation.json": Format(exit_seeds, read_exit, JSON_TOKENS),
     "latest": Format(lambda: [b"ckpt-00000006\n"], read_pointer, (b"../", b"/etc/", b"\0", b"\xff")),
     "index cache": Format(index_seeds, read_index, (*JSON_TOKENS, b"|u1", b"<i8", b"<u4", b"../")),
+    "index of masks": Format(masks_index_seeds, read_masks_index, (*JSON_TOKENS, b"<i8", b"\xff" * 7, b"../")),
     "checkpoint: manifest.json": of_checkpoint("manifest.json", read_checkpoint),
     "checkpoint: state.json": of_checkpoint("state.json", read_checkpoint),
     "checkpoint: model.safetensors": of_checkpoint("model.safetensors", read_checkpoint),

@@ -264,7 +264,8 @@ def kind_of_boxes(kind: str, path: str) -> str:
 
 def kind_of_masks(kind: str, path: str, options: SourceOptions) -> str:
     """Return the kind of source that reads these images with masks: that of files, if their names need a pattern."""
-    return "masks" if kind == "auto" and options.mask_pattern else _kind("open_masks", kind, path, _WITH_MASKS)
+    needs_pattern = kind == "auto" and options.mask_pattern and os.path.isdir(path)
+    return "masks" if needs_pattern else _kind("open_masks", kind, path, _WITH_MASKS)
 
 
 def _opener(name: str, kind: str, path: str, expected: str) -> Callable[..., Any]:
@@ -324,7 +325,7 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-_RECIPES = {
+_RECIPES = {  # folders of images and masks could also be two classes
     "open_boxes": "images with boxes (for ssd_resnet34 and demo_detection)",
     "open_masks": "images with masks (for segmentation)",
     "open_source": "images with a label (for recipes such as resnet50)",

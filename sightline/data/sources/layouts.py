@@ -49,6 +49,7 @@ _TEST_PLACES = {
     "coco": "a json file with test in its name or in that of its folder, e.g. annotations/instances_test2017.json",
     "yolo": "an entry test in data.yaml, or test/images with test/labels",
     "voc": "ImageSets/Main/test.txt, or a folder test with xml files",
+    "masks": "a folder test beside train, test_masks beside train_masks, or ImageSets/Segmentation/test.txt",
     "coco_tfrecord": "test-00000-of-00008.tfrecord",
 }
 _SHOWN = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +12,18 @@ import numpy as np
 
 from sightline.data.formats.class_table import ClassTable, colour_text
 from sightline.data.sources import IGNORED
+from sightline.data.sources.layouts import NAMES, TEST
 from sightline.data.sources.mask_images import MOST_CLASSES
 from sightline.data.sources.mask_survey import COLOURED, NO_COLOUR, PALETTE, Survey
 from sightline.errors import UsageError, first_of
 
 NONE = "none"  # instead of what to ignore: everything is a class
 _BINARY = {0, 255}
+_MOST_GREYS = 16  # more even steps than that are a photo's
 _VOID = 0xE0E0C0  # the colour of Pascal VOC's borders, which are 255 in its palette
 _SHOWN = 8  # values
+_MOST_BELOW = 2  # folders between that of all data and one of masks
+_SPLITS = {*NAMES["train"], *NAMES["val"], *TEST}
 _MANY = 64  # values; so many that hold few pixels are edges
 _SOME, _BRIGHT = 16, 200  # values between 0 and 255, and the largest: classes are rarely numbered so
 _EDGES_SHARE = 0.25  # of all pixels
@@ -93,14 +98,14 @@ def _share_a_palette(surveys: Sequence[Survey]) -> bool:
 
 
 def _ignored(ignore: str, found: set[int], names: Mapping[int, str], is_coloured: bool) -> set[int]:
-    """Return the values that count for nothing: those that are named, or by themselves 255 beside others than 0 and
-    VOC's colour of borders, if no table names them."""
+    """Return the values that count for nothing: those that are named; else 255, unless the values are greys from black
+    to white as people draw classes, and VOC's colour of borders; no value that a table names."""
     if ignore == NONE:
         return set()
     if not ignore:
         value = _VOID if is_coloured else IGNORED
-        alone = found <= {value} if is_coloured else found <= _BINARY
-        return {value} if value in found and value not in names and not alone else set()
+        are_classes = found == {value} or (not is_coloured and _are_greys(sorted(found)))
+        return {value} if value in found and value not in names and not are_classes else set()
     chosen = set()
     by_name = {name: value for value, name in names.items()}
     for word in filter(None, (each.strip() for each in ignore.split(","))):
@@ -115,6 +120,12 @@ def _ignored(ignore: str, found: set[int], names: Mapping[int, str], is_coloured
             there = [*by_name] or [_text(value, is_coloured) for value in sorted(found)]
             raise UsageError(f"--data.ignore {word}: the masks have {first_of(there, _SHOWN)}; none: all are classes")
     return chosen
+
+
+def _are_greys(values: Sequence[int]) -> bool:
+    """Return whether a few values lie evenly between 0 and 255: 0 and 255; 0, 128 and 255; 0, 85, 170 and 255."""
+    steps = np.linspace(0, IGNORED, len(values))
+    return len(values) <= _MOST_GREYS and bool((np.abs(values - steps) <= 1).all())
 
 
 def _in_order(names: Mapping[int, str], found: Sequence[int]) -> dict[int, str]:
@@ -153,7 +164,10 @@ def _problem(
     if is_coloured and NO_COLOUR in pixels:
         return "mixed masks", "some masks have colours, others numbers above 255; store all alike"
     if table and is_coloured and unknown:
-        return "unknown colours", f"{table.file} lacks the {what} {shown}; add them, or correct the masks"
+        return (
+            "unknown colours",
+            f"{table.file} lacks the {what} {shown}; add them, or rename the file if it is not about these masks",
+        )
     is_named = table is not None and not unknown
     if not is_named and _has_soft_edges(pixels, ignored, is_coloured):
         return "soft edges", (
@@ -185,6 +199,13 @@ def _text(value: int, is_coloured: bool) -> str:
     return colour_text(value) if is_coloured else str(value)
 
 
-def table_folders(images: Path, masks: Path, root: Path) -> list[Path]:
-    """Return where a file with the names of the classes may lie, the nearest first."""
-    return list(dict.fromkeys([masks, images, masks.parent, images.parent, root]))
+def table_folders(places: Sequence[tuple[Path, Path]]) -> list[Path]:
+    """Return where a file with the names of the classes may lie: in the folders of the images and masks, in the one of
+    both, and above those of the splits. A run finds it again from what it keeps of its data."""
+    found = []
+    for masks, images in places:
+        both = Path(os.path.commonpath([masks.absolute(), images.absolute()]))
+        found += [masks, images]
+        if len(masks.absolute().parts) - len(both.parts) <= _MOST_BELOW:
+            found += [both, both.parent] if both.name.lower() in _SPLITS else [both]
+    return list(dict.fromkeys(found))

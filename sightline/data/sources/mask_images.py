@@ -60,15 +60,16 @@ class MaskImages(MaskSource):
         """Return an image encoded if `decode_rgb` gives its pixels, which then have the size of the mask."""
         name = self.name(index)
         data = read_bytes(self.files[index], name)
-        header = self._header(data, name, index)
+        stored = read_header(data, name)
+        header = self._fitting(stored, name, index)
         if self.bits != 8 or self.channels not in (1, 3):
             return decode_channels(data, name, header, self.channels, self.bits)
-        is_turned = header.orientation != read_header(data, name).orientation
-        return decode_rgb(data, name, header) if is_turned else data
+        return data if header is stored else decode_rgb(data, name, header)
 
-    def _header(self, data: bytes, name: str, index: int) -> Header:
-        """Read the header of an image; its mask may belong to it as stored, or the right way up."""
-        header, size = read_header(data, name), self.size(index)
+    def _fitting(self, header: Header, name: str, index: int) -> Header:
+        """Return the header of an image of the size of its mask, which may belong to it as stored or the right way
+        up."""
+        size = self.size(index)
         if header.shape[:2] != size and (header.height, header.width) == size:
             header = replace(header, orientation=1)
         if header.shape[:2] != size:

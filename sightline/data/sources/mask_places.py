@@ -35,7 +35,8 @@ _MASKS_IN = (
     *("gtfine", "ground_truth", "groundtruth", "gt", "targets", "target", "png_masks"),
 )
 _OF_SOME = "segmentationclass"  # VOC has masks of some of its images only
-_MASK_ENDS = (*LABEL_ENDS, "gt", "annotation", "l")  # of X_mask.png; CamVid has X_L.png
+_MASK_ENDS = (*LABEL_ENDS, "gt", "annotation")  # of X_mask.png
+_IN_FOLDER = (*_MASK_ENDS, "l")  # of masks in a folder of their own: CamVid has X_L.png
 _KNOWN = ("{}_gtFine_labelTrainIds", "{}_gtFine_labelIds")  # Cityscapes: several files for each image
 _SEPARATORS = "_-. "
 _LISTS = Path("ImageSets", "Segmentation")
@@ -73,6 +74,10 @@ def layout_at(path: str, pattern: str = "") -> Layout:
 
 def find(root: Path, pattern: str = "") -> Layout | None:
     """Return where the splits lie below a folder; None if it has no images with masks."""
+    below = {split: _place(folder, pattern) for split, folder in {**split_folders(root), **_test(root)}.items()}
+    in_splits = _layout({split: place for split, place in below.items() if place})
+    if in_splits and in_splits.val:  # also if all images lie beside them once more
+        return in_splits
     devkits = [kit / name for kit in (root, root / "VOCdevkit") for name in subfolders(kit) if _YEAR.fullmatch(name)]
     for top in (root, *devkits[:1]) if len(devkits) == 1 else (root,):
         if (place := _two_folders(top)) is None:
@@ -81,11 +86,7 @@ def find(root: Path, pattern: str = "") -> Layout | None:
             return lists
         images, masks = ({**split_folders(each), **_test(each)} for each in (place.images, place.labels or top))
         return _layout({s: Place(images[s], masks[s]) for s in images if s in masks}) or Layout("masks", place, None)
-    beside = _layout(_named_folders(root))
-    if beside:
-        return beside
-    below = {split: _place(folder, pattern) for split, folder in {**split_folders(root), **_test(root)}.items()}
-    if found := _layout({split: place for split, place in below.items() if place}):
+    if found := _layout(_named_folders(root)) or in_splits:
         return found
     return Layout("masks", Place(root, root), None) if _has_pairs(root, pattern) else None
 
@@ -213,7 +214,7 @@ def paired(images: Sequence[str], masks: Sequence[str] | None, pattern: str = ""
     """Pair files by their names; without `masks` they are among the images, which only their names tell. `pattern` is
     the name of a mask without its ending, with {} for the name of its image, or the part of it that both share."""
     if masks is None:
-        keys = {name: key for name in images if (key := _key(name, pattern)) is not None and key != _stem(name)}
+        keys = {name: key for name in images if (key := _key(name, pattern, _MASK_ENDS)) not in (None, _stem(name))}
         images = [name for name in images if name not in keys]
     else:
         known = pattern or next((each for each in _KNOWN if any(_key(name, each) is not None for name in masks)), "")
@@ -223,9 +224,6 @@ def paired(images: Sequence[str], masks: Sequence[str] | None, pattern: str = ""
         found = _matched(images, keys, folders)
         if found.masks or not any("/" in name for name in (*images, *keys)):
             break
-    if masks is None:
-        is_image = set(found.masks) | set(found.alone)
-        found.problems = [each for each in found.problems if each[1] in is_image or each[0] != "mask without an image"]
     return found
 
 
@@ -270,7 +268,7 @@ def _stem(name: str) -> str:
     return os.path.splitext(name)[0]
 
 
-def _key(name: str, pattern: str) -> str | None:
+def _key(name: str, pattern: str, ends: Sequence[str] = _IN_FOLDER) -> str | None:
     """Return what a mask's name says of its image's: all but what a pattern adds, or but an ending such as _mask. None
     if it does not have the form of the pattern."""
     stem = _stem(name)
@@ -280,7 +278,7 @@ def _key(name: str, pattern: str) -> str | None:
         if not (last.startswith(before) and last.endswith(after) and len(last) > len(before) + len(after)):
             return None
         return below + slash + last[len(before) : len(last) - len(after)]
-    for end in _MASK_ENDS:
+    for end in ends:
         if len(stem) > len(end) + 1 and stem.lower().endswith(end) and stem[-len(end) - 1] in _SEPARATORS:
             return stem[: -len(end) - 1]
     return stem

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data.decode import decode_values, palette_of
-from sightline.data.formats.image_headers import Header, read_header
+from sightline.data.formats.image_headers import MAX_PIXELS, Header, read_header
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import index_files
 from sightline.data.sources.mask_images import peek
@@ -30,6 +30,10 @@ LOSSLESS = ("PNG", "BMP", "TIFF")
 _THREADS = 8  # decoders release Python's lock
 _LARGE_BYTES = 2**27  # a mask that takes more to decode is decoded alone
 _VERSION = 1
+_LIMITS = (  # of the numbers in an index
+    *(("heights", 0, MAX_PIXELS), ("widths", 0, MAX_PIXELS), ("kinds", GREY, COLOURED), ("channels", 1, 4)),
+    *(("bits", 8, 16), ("values", 0, 2**24 - 1), ("colours", NO_COLOUR, 2**24 - 1), ("counts", 1, MAX_PIXELS)),
+)
 
 
 class SeenMask(NamedTuple):
@@ -75,6 +79,10 @@ class Survey:
             raise ValueError("columns of different lengths")
         if {len(found.values), len(found.colours), len(found.counts)} != {total}:
             raise ValueError("values of no mask")
+        for name, least, most in _LIMITS:
+            column = getattr(found, name)
+            if len(column) and not (least <= column.min() and column.max() <= most):
+                raise ValueError(f"{name} beyond {most}")
         return found
 
 

@@ -1,8 +1,8 @@
 """Images with a mask in a file each: PATH/images with PATH/masks, X.jpg with X_mask.png, VOC's JPEGImages with
 SegmentationClass, Roboflow's export; see mask_places.py.
 
-Masks hold a number per pixel (grey or palette) or a colour. All masks of train and val are looked at once: 255 is a
-class if there is nothing but 0 and 255, else it counts for nothing; what is left are the classes, in order."""
+Masks hold a number per pixel (grey or palette) or a colour. All masks of train and val are looked at once: 255 counts
+for nothing, unless the values are even steps from 0 to 255. The rest are the classes, in order."""
 
 from __future__ import annotations
 
@@ -83,12 +83,7 @@ class Found:
         surveys = [self.surveys[place] for place in deciding]
         if not any(len(each.values) for each in surveys):
             return
-        folders = [
-            folder
-            for place in deciding
-            for folder in table_folders(self.files[place].images, self.files[place].masks, Path(path))
-        ]
-        table = find_table(list(dict.fromkeys(folders)))
+        table = find_table(table_folders([(self.files[at].masks, self.files[at].images) for at in deciding]))
         self.classes = decide(surveys, table, options.ignore)
         if self.classes.problem:
             kind, text = self.classes.problem
@@ -104,7 +99,10 @@ class Found:
 
 
 # Problems of single images, which may be skipped; without them there is no class, or no pairing, to rely on.
-OF_ONE = ("image without a mask", "unreadable", "unreadable image", "size differs", "missing image")
+OF_ONE = (
+    *("image without a mask", "mask without an image", "missing image"),
+    *("unreadable", "unreadable image", "size differs"),
+)
 
 
 def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> MaskFileImages:
@@ -149,7 +147,7 @@ class MaskFileImages(MaskImages):
         names = index_files.Names.of([images[row] for row in rows])
         super().__init__("masks", place, names, sizes[rows], _pixels(found))
         faults = seen.faults.all()
-        texts = [faults[seen_row[row]] if has_mask[row] else b"image without a mask" for row in rows]
+        texts = [faults[seen_row[row]] if has_mask[row] else b"there is none" for row in rows]
         self.faults = index_files.Names.of(texts)
         mask_folder = str(files.masks.absolute()).encode("utf-8", "surrogateescape")
         masks = [mask_folder + b"/" + all_masks[row].encode("utf-8", "surrogateescape") for row in rows]
@@ -167,10 +165,14 @@ class MaskFileImages(MaskImages):
             *([each[row] for row in rows] for each in sizes_in_bytes),
         )
 
-    def mask(self, index: int) -> np.ndarray:
-        name = self.name(index)
+    def size(self, index: int) -> tuple[int, int]:
+        """Return (height, width); BadSample of an image without a mask of its size."""
         if fault := self.faults[index]:
-            raise BadSample(name, f"its mask is not usable: {fault}")
+            raise BadSample(self.name(index), f"its mask is not usable: {fault}")
+        return super().size(index)
+
+    def mask(self, index: int) -> np.ndarray:
+        name, size = self.name(index), self.size(index)
         path = self.files[len(self) + index]
         data = read_bytes(path, name)
         values = decode_values(data, path.name)
@@ -181,7 +183,7 @@ class MaskFileImages(MaskImages):
         table = _table(self.values, self.unused)
         if int(values.max(initial=0)) >= len(table) or (indices := table[values]).max(initial=0) == _UNKNOWN:
             raise BadSample(name, f"{path} has other values than when it was indexed; start again")
-        if values.shape != self.size(index):
+        if values.shape != size:
             raise BadSample(name, f"{path} has another size than when it was indexed; start again")
         return indices.astype(np.uint8)
 

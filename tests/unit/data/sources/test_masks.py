@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from sightline.data.decode import decode_rgb
-from sightline.data.sources import IGNORED, Opener, SourceOptions, index_files, open_masks
+from sightline.data.sources import IGNORED, Opener, SourceOptions, index_files, open_boxes, open_masks
+from sightline.data.sources.layouts import NoTestSplit, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).with_name("mask_layouts.py")))
@@ -75,6 +76,18 @@ def test_every_layout_gives_the_same_masks(data, tmp_path, layout):
         assert np.array_equal(again.mask(0), source.mask(0)) and again.image(0) == source.image(0)
         assert source.files[0].name.startswith(data[split][0].stem)
     assert source.layout.val is not None and source.held_out is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_run_keeps_of_its_data_opens_them_again(data, tmp_path, layout):
+    path = LAYOUTS[layout](data, tmp_path / "data") or tmp_path / "data"
+    kept = tmp_path / "run" / "data.yaml"
+    kept.parent.mkdir()
+    for split in SPLITS:
+        source = opened(path, split)
+        kept.write_text(kept_of(source)["data.yaml"])
+        again = opened(kept, split)
+        assert (again.fingerprint, again.classes) == (source.fingerprint, source.classes)
 
 
 def test_values_say_what_the_files_hold(data, tmp_path):
@@ -192,6 +205,16 @@ def test_palettes(tmp_path, palettes):
         assert np.array_equal(source.mask(index), expected if palettes == "alike" else 2 - expected)
 
 
+def test_splits_come_before_all_images_together(data, tmp_path):
+    """Some publish all images, and once more by their splits."""
+    LAYOUTS["split_outside"](data, tmp_path)
+    write(tmp_path, some(0, 1, count=9), ("Images", "Masks"))
+    assert [len(opened(tmp_path, split)) for split in SPLITS] == [len(data[split]) for split in SPLITS]
+    shutil.rmtree(tmp_path / "val")
+    shutil.rmtree(tmp_path / "test")
+    assert opened(tmp_path, "val", split="all").layout.train.images.name == "Images"
+
+
 # Values
 
 
@@ -201,6 +224,9 @@ def test_palettes(tmp_path, palettes):
         ((0, 255), "", (0, 255), ()),
         ((0, 1), "", (0, 1), ()),
         ((0, 1, 255), "", (0, 1), (255,)),
+        ((0, 128, 255), "", (0, 128, 255), ()),
+        ((0, 85, 170, 255), "", (0, 85, 170, 255), ()),
+        ((0, 100, 255), "", (0, 100), (255,)),
         ((0, 1, 255), "none", (0, 1, 255), ()),
         ((0, 5, 6, 7, 9, 15, 18, 255), "", (0, 5, 6, 7, 9, 15, 18), (255,)),
         ((0, 1, 2, 3), "0,3", (1, 2), (0, 3)),
@@ -265,6 +291,15 @@ def test_tables_name_the_classes(tmp_path, name):
     assert opened(tmp_path, ignore="tree").classes == ("sky", "road")
     with pytest.raises(UsageError, match="--data.ignore lake: the masks have sky, tree, road"):
         opened(tmp_path, ignore="lake")
+
+
+def test_a_table_above_the_data_is_of_other_data(tmp_path):
+    write(tmp_path / "data", some(0, 1), ("all", "all"), suffix="_mask")
+    write(tmp_path / "data", {f"{stem}": mask for stem, mask in some(0, 1).items()}, ("all", "other"))
+    (tmp_path / "data" / "classes.txt").write_text("sky\ntree\n")
+    assert opened(tmp_path / "data" / "all").classes == ("0", "1")
+    shutil.move(tmp_path / "data" / "all", tmp_path / "data" / "train")
+    assert opened(tmp_path / "data" / "train").classes == ("sky", "tree")
 
 
 def test_two_names_for_0_and_255(tmp_path):
@@ -430,9 +465,10 @@ def test_single_images_can_be_skipped(tmp_path):
     Image.fromarray(np.zeros((5, 6), np.uint8)).save(tmp_path / "masks" / "x1.png")
     source = opened(tmp_path, "val", split="all", skips_missing=True)
     assert len(source) == 9
-    for index, text in ((0, "image without a mask"), (1, "size differs: is 6x5")):
-        with pytest.raises(BadSample, match=text):
-            source.mask(index)
+    for index, text in ((0, "its mask is not usable: there is none"), (1, "size differs: is 6x5")):
+        for read in (source.mask, source.size, source.image):
+            with pytest.raises(BadSample, match=text):
+                read(index)
     assert source.mask(2).shape == (12, 12)
 
 
@@ -538,6 +574,36 @@ def test_a_file_that_changes_is_noticed(data, tmp_path):
     Image.fromarray(np.full((12, 12), 7, np.uint8)).save(root / "masks" / Path(pairs.name(0)).name)
     with pytest.raises(BadSample, match="has other values than when it was indexed"):
         pairs.mask(0)
+
+
+def test_pairs_in_one_folder_are_complete(data, tmp_path):
+    LAYOUTS["roboflow"](data, tmp_path)
+    os.remove(tmp_path / "train" / "train_0.jpg")
+    os.remove(tmp_path / "train" / "train_1_mask.png")
+    with pytest.raises(
+        BadData, match="mask without an image: train_0_mask.png.*image without a mask: train/train_1.jpg"
+    ):
+        opened(tmp_path)
+
+
+def test_without_a_test_split_it_is_said_what_one_looks_like(tmp_path):
+    with pytest.raises(NoTestSplit, match="looked for a folder test beside train, test_masks beside train_masks"):
+        opened(write(tmp_path, some(0, 1)), "test")
+
+
+def test_a_list_of_images_without_masks_is_no_test_split(data, tmp_path):
+    LAYOUTS["voc"](data, tmp_path)
+    for entry in data["test"]:
+        os.remove(tmp_path / "VOCdevkit" / "VOC2012" / "SegmentationClass" / f"{entry.stem}.png")
+    with pytest.raises(NoTestSplit, match="none of the images that .*test.txt names has a mask"):
+        opened(tmp_path, "test")
+    assert len(opened(tmp_path)) == len(data["train"])
+
+
+def test_other_recipes_say_what_they_found(data, tmp_path):
+    LAYOUTS["split_outside"](data, tmp_path)
+    with pytest.raises(UsageError, match="holds images with masks"):
+        open_boxes("auto", str(tmp_path), "train")
 
 
 @pytest.mark.parametrize("pattern", ["mask", "{}_{}"])
