@@ -140,7 +140,7 @@ def train(flags: Sequence[str]) -> None:
 
         early_cuda.begin(told.run)
         start_early(told.settings.recipe, told.run)  # before torch is imported, which takes as long there
-    resolved = told.resolved(needs_data=not among_ranks())
+    resolved = told.resolved(needs_data=not among_ranks(), may_fetch=True)
     recipe, run = resolved.recipe, resolved.run
     _say(resolved)
     _refuse_uneven(recipe, run)

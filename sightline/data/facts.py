@@ -10,20 +10,22 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.data.sources import Images, Opener, SourceOptions, decathlon, folder
+from sightline.data.sources import BoxSource, Images, Opener, SourceOptions, decathlon, folder
 from sightline.data.sources.layouts import ALL, NAMES, Layout, NoTestSplit, counted
 from sightline.data.volumes.decathlon import read_plan
 from sightline.errors import BadData, SightlineError
-from sightline.parts import SPLITS, DataFacts, Split
+from sightline.parts import SPLITS, DataFacts, Split, SplitFacts
 
 if TYPE_CHECKING:
     from sightline.data.classification import ClassificationData
     from sightline.data.detection import DetectionData
     from sightline.data.segmentation import SegmentationData
 
+SIZED = 64  # images whose sizes a plan looks at
 OpenOne = Callable[[str, str, Split, SourceOptions], Images]  # open_source or open_boxes
 
 
@@ -58,7 +60,16 @@ def of_images(
         line += f"; up to {most} boxes in an image"
     images = len(train)
     said = f"{images} + {len(val)} images of {count} classes in {_name(path)}"
-    return DataFacts(line, fields, said, lambda batch: images // batch, opener.opened, has_test=test)
+    return DataFacts(
+        line, fields, said, lambda batch: images // batch, opener.opened, has_test=test, count=partial(_count, train)
+    )
+
+
+def _count(source: Images) -> SplitFacts:
+    """Count what the train split holds, for a plan; read the sizes of some images."""
+    from sightline.data import counts  # here: it imports decoders, which only plans need this early
+
+    return counts.of_boxes(source) if isinstance(source, BoxSource) else counts.of_labels(source, most=SIZED)  # type: ignore[arg-type]
 
 
 def _test_split(
@@ -103,7 +114,9 @@ def of_volumes(config: SegmentationData, typed: Collection[str]) -> DataFacts:
     steps = decathlon.steps_of_epoch(path, config.fold, config.folds, config.nvol)
     plan = read_plan(Path(path)) if decathlon.detect(path) else None
     said = f"{len(plan.cases)} cases of task {plan.task} in {_name(path)}" if plan else ""
-    return DataFacts(f"data: {line}" if line else "", fields, said, steps)
+    shapes = decathlon.training_shapes(path, config.fold, config.folds)
+    count = partial(SplitFacts, len(shapes), "volumes", sizes=tuple(shapes)) if shapes else None
+    return DataFacts(f"data: {line}" if line else "", fields, said, steps, count=count)
 
 
 def _name(path: str) -> str:

@@ -769,7 +769,7 @@ def rows() -> list[tuple[str, str, str, int]]:
     """(recipe, part, field, number of the flip); a field without a row in the table has number -1."""
     found = []
     seen = set()  # a field of a class that several recipes use is looked at once
-    for name in recipes.names():
+    for name in COVER["names"]():
         for part, value in parts_of(name).items():
             for each in dataclasses.fields(value):
                 if (type(value), each.name) in seen:
