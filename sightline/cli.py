@@ -117,7 +117,7 @@ def show(flags: Sequence[str]) -> None:
 
 
 def train(flags: Sequence[str]) -> None:
-    """Train a recipe, or resume its run: `sightline train resnet50 --data.path DIR --train.epochs 90`"""
+    """Train a recipe, or resume its run: `sightline train classification --data DIR`"""
     if flags and flags[0] in ("-h", "--help"):
         _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
         print(f"\n{help_text.of_train(recipes.names())}")

@@ -353,6 +353,10 @@ class ModelConfig(Part, ABC):
         """Return values of fields of `data` that this network was made for; they hold where nobody types others."""
         return {}
 
+    def takes_any_size(self) -> bool:
+        """Return whether its weights are good for images of other sizes than `data_fields` says."""
+        return True
+
 
 @dataclass(frozen=True)
 class Loss:

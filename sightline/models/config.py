@@ -241,6 +241,15 @@ class ArchConfig(ModelConfig):
 
         return timm_arch.data_fields(self.arch)
 
+    def takes_any_size(self) -> bool:
+        """Return False for transformers whose positions were learnt for one size."""
+        if not self.is_timm:
+            return not self.arch.startswith("vit_")  # of torchvision
+        self.refuse_unknown()
+        from sightline.models import timm_arch
+
+        return timm_arch.takes_any_size(self.arch)
+
 
 @dataclass(frozen=True)
 class SsdConfig(ModelConfig):

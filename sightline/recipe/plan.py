@@ -8,6 +8,7 @@ and takes it again when it resumes.
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +47,12 @@ class Known:
         """Set a field, unless the user or the network has, or the part is one of one's own without it."""
         if name in self.settings.hints():
             self.settings = self.settings.put(Origin.DECIDED, {name: value}, because)
+
+    def reopen(self, *names: str) -> None:
+        """Decide fields after all that the network has values for."""
+        of_model = {name for name in names if self.settings[name].origin is Origin.MODEL}
+        left = {name: each for name, each in self.settings.values.items() if name not in of_model}
+        self.settings = replace(self.settings, values=left)
 
     def decide_length(self, epochs: int, because: str, head_epochs: int = 0) -> None:
         """Set the epochs, how many of them train the head alone, and the patience: two fifths of the evaluations."""

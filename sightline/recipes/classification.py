@@ -70,10 +70,13 @@ def _network(known: Known, has_gpu: bool) -> bool:
 
 
 def _size(known: Known, has_gpu: bool) -> None:
-    """Take the 224 pixels of most weights, fewer for small images and on a CPU. Small images are enlarged: weights of
-    ImageNet know things as large as they are in 224 pixels."""
-    side, most = known.side or 224, 224 if has_gpu else 160
+    """Take the size of the weights, fewer pixels for small images and on a CPU. Small images are enlarged: weights of
+    ImageNet know things as large as they are there."""
+    if not known.settings.part("model").takes_any_size():
+        return
+    side, most = known.side or 224, known["data.size"] if has_gpu else min(known["data.size"], 160)
     size = min(most, max(96, -(-2 * side // 32) * 32))
+    known.reopen("data.size", "data.eval_size", "data.eval_resize")
     known.decide("data.size", size, f"images are {side} pixels on their shorter side")
 
 

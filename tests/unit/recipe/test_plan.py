@@ -119,6 +119,16 @@ def test_weights_that_were_typed_choose_their_network(tmp_path: Path, weights: s
     assert found.recipe.train.head_epochs == 1
 
 
+@pytest.mark.parametrize(("arch", "size"), [("tf_efficientnet_lite0", 96), ("test_vit", 160)])
+def test_small_images_stay_small_unless_the_network_has_one_size(tmp_path: Path, arch: str, size: int):
+    data = draw(tmp_path / "data", {"a": 12, "b": 12})
+    made = resolved("classification", data, "--weights", f"timm:{arch}").recipe
+    assert (made.data.size, made.data.eval_size) == (size, size)
+    assert made.data.mean == (0.5, 0.5, 0.5)  # as timm has it
+    typed = resolved("classification", data, "--weights", f"timm:{arch}", "--data.eval-size", "192").recipe
+    assert (typed.data.size, typed.data.eval_size) == (size, 192)
+
+
 def test_a_run_as_weights_chooses_its_network(tmp_path: Path):
     earlier = resolved("classification", draw(tmp_path / "data", {"a": 12, "b": 12}), "--model.arch", "resnet34")
     (tmp_path / "earlier").mkdir()
