@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sightline.report.charts import COLOURS, line_chart
 from sightline.report.html import card
@@ -15,8 +15,8 @@ KINDS = {"train": "training", "evaluate": "validation"}
 NOT_SCORES = {"loss", "val_loss", "samples", "volumes", "skipped", "dice_sum", "score_threshold"}  # of another scale
 
 
-def charts(stories: Sequence[RunStory], names: Sequence[str]) -> str:
-    """Return the charts of these runs; "" without a curve."""
+def charts(stories: Sequence[RunStory], names: Sequence[str], only: Collection[str] = ()) -> str:
+    """Return the charts of these runs, all or the named ones; "" without a curve."""
     known = list(dict.fromkeys(name for story in stories for name in story.curves))
     headlines = [story.summary.headline for story in stories if story.summary.headline]
     scores = [name for name in known if name.startswith("evaluate/") and name[9:] not in (*NOT_SCORES, *headlines)]
@@ -35,6 +35,8 @@ def charts(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     }
     cards = []
     for title, curves in wanted.items():
+        if only and title not in only:
+            continue
         found = {
             (run, curve): story.curves[curve]
             for run, story in zip(names, stories, strict=True)

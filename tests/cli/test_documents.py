@@ -560,7 +560,7 @@ def test_the_examples_of_the_api_run_one_after_the_other(tiny_api: Path, monkeyp
     tracked = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", tracked)
     scripts = [block.text for block in blocks("api.md") if block.language == "python"]
-    assert len(scripts) == 9 and sum(map(len, scripts)) > 2000
+    assert len(scripts) == 10 and sum(map(len, scripts)) > 2000
     capsys.readouterr()
     names = {"__name__": "__main__"}
     for script in scripts:
