@@ -38,7 +38,6 @@ from sightline.hardware.setup import torch_as_before
 from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
 from sightline.recipe.recipe import PARTS
-from sightline.report.page import write_report
 from sightline.report.refresh import write_if_possible
 from sightline.results import (
     Classification,
@@ -268,6 +267,8 @@ def evaluate_weights(recipe: Recipe, run: Run, *, split: Split = "val") -> Evalu
 def report(runs: Runs, out: Place | None = None) -> ReportPage:
     """Write the page of a run, or of several beside each other, as `sightline report` does: RUN/report.html, of several
     runs report.html in this folder, or `out`. In a notebook the result shows the page."""
+    from sightline.report.page import write_report  # most programs need not wait for it
+
     folders = [runs] if isinstance(runs, str | Path) else runs
     return ReportPage(write_report([Path(each) for each in folders], Path(out) if out else None))
 

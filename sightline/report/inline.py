@@ -45,6 +45,7 @@ SIDE, SIDE_AMONG = 480, 320  # pixels of the longer side of a prediction alone, 
 SHEET_SIDE = 960  # of slices of a volume beside each other
 NAMED = 5  # classes of an image, as `predict` shows them
 FRAME_PX = 640  # height of a page
+BASE = '<base href="about:srcdoc">'  # else the links of its contents would open the notebook inside of the frame
 
 
 def of_training(result: TrainResult) -> str:
@@ -93,9 +94,9 @@ def of_predictions(found: Sequence[Prediction]) -> str:
 
 def framed(path: Path) -> str:
     """Show a whole page in a frame: no server, no script, and its style stays inside."""
-    page = html.escape(path.read_text(encoding="utf-8"))
+    page = path.read_text(encoding="utf-8").replace("<head>", f"<head>{BASE}", 1)
     return (
-        f'<iframe sandbox srcdoc="{page}" title="{text(path)}" '
+        f'<iframe sandbox srcdoc="{html.escape(page)}" title="{text(path)}" '
         f'style="width:100%;height:{FRAME_PX}px;border:0;resize:vertical"></iframe>'
     )
 

@@ -96,6 +96,7 @@ max-width:1080px;font:14px/1.5 system-ui,sans-serif;
 """.strip()
 _NARROW = """
 >*+*{margin-top:14px}
+h3{font-weight:600}
 >h3{margin-top:18px}
 .samples{grid-template-columns:repeat(auto-fill,minmax(130px,1fr))}
 .drawn{display:flex;flex-wrap:wrap;gap:18px 14px}

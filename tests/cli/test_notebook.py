@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,15 @@ def test_an_evaluation_shows_its_scores_with_the_drawings_of_the_run(notebook: d
     assert f"runs/first_model/checkpoints/{found.stem.removeprefix('scores-')} on the val split" in page.text
 
 
+def test_an_evaluation_of_other_images_does_not_show_the_drawings_of_the_run(notebook: dict[type, Any]):
+    scores, drawn = notebook[api.EvaluateResult], read("drawings.json")["drawings"]
+    others = [{**row, "name": f"other {row['name']}"} for row in scores.worst]
+    for other in (replace(scores, worst=others), replace(scores, step=scores.step + 1)):
+        page = Read(other)
+        assert len(page.images) == 6, "thumbnails of the files"
+        assert not any(tiles["image"] in page.html for tiles in drawn.values())
+
+
 def test_predictions_show_the_drawings_that_predict_writes(notebook: dict[type, Any]):
     found = notebook[api.Predictions]
     page = Read(found)
@@ -148,7 +158,8 @@ def test_predictions_show_the_drawings_that_predict_writes(notebook: dict[type, 
 
 def test_the_report_is_shown_whole_in_a_frame(notebook: dict[type, Any]):
     page = Read(notebook[api.ReportPage])
-    assert page.page == Path("runs/first_model/report.html").read_text(encoding="utf-8")
+    before, base, after = page.page.partition('<base href="about:srcdoc">')
+    assert base and before + after == Path("runs/first_model/report.html").read_text(encoding="utf-8")
     assert page.text == "", "nothing of the page lies outside of the frame"
 
 
