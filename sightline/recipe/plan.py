@@ -55,9 +55,14 @@ class Known:
         self.settings = replace(self.settings, values=left)
 
     def decide_length(self, epochs: int, because: str, head_epochs: int = 0) -> None:
-        """Set the epochs, how many of them train the head alone, and the patience: two fifths of the evaluations."""
+        """Set the epochs, how many of them train the head alone, and what is counted in epochs or steps: the patience,
+        two fifths of the evaluations, and the average of weights, over a tenth of the steps."""
         self.decide("train.epochs", epochs, because)
-        epochs = self["train.epochs"]  # what was typed may be shorter
+        epochs, batch = self["train.epochs"], self["train.global_batch"]  # what was typed may be shorter
+        if isinstance(batch, int):  # else it is still to be measured
+            steps = epochs * max(self["train.min_epoch_steps"], self.train.items // batch)
+            decay = round(1 - 1 / max(2, min(steps // 10, 1000)), 4)
+            self.decide("train.ema", decay, f"averages about a tenth of {steps} steps")
         if 0 < head_epochs < epochs:
             self.decide("train.head_epochs", head_epochs, "the gradients of a random head would damage the weights")
         evaluations = epochs // self["train.eval_every_epochs"]

@@ -212,6 +212,23 @@ def test_steps_are_neither_few_nor_endless(tmp_path: Path, images: int, least: i
     assert least <= steps <= most and made.train.epochs >= 4
 
 
+@pytest.mark.parametrize(
+    ("flags", "decay"),
+    [
+        ("", 1 - 1 / 15),
+        ("--epochs 40", 1 - 1 / 60),
+        ("--epochs 1", 0.5),
+        ("--batch-size auto", 0.99),
+        ("--epochs 9000", 0.999),
+    ],
+)
+def test_weights_are_averaged_over_a_tenth_of_the_steps(tmp_path: Path, flags: str, decay: float):
+    """Ten epochs of 15 steps; of one step nearly the last weights, of endless ones a thousand."""
+    data = draw(tmp_path / "data", {"a": 12, "b": 12})
+    words = ["--weights", "resnet18.pth", *flags.split()]
+    assert resolved("classification", data, *words).recipe.train.ema == pytest.approx(decay, abs=1e-4)
+
+
 def test_a_gpu_takes_a_larger_network_and_larger_images(tmp_path: Path):
     data = draw(tmp_path / "data", {"a": 6, "b": 6}, (600, 500))
     on_cpu = resolved("classification", data, may_fetch=False).recipe
