@@ -124,17 +124,9 @@ def loop(job: Job, task: str, cores: list[int]) -> dict[str, Any]:
         raise ValueError(f"no time is known, because {job.after.name} failed")
     given, out, seen = job.after.row["seconds"], job.folder / "scores.json", job.folder / "seen"
     words = [sys.executable, str(Path(__file__).with_name("plain_loops.py")), task, *job.words[1:]]
-    words += ["--data", str(job.data / "train"), "--test", str(job.data / "test"), "--seed", str(job.seed)]
-    words += [
-        "--seconds",
-        str(given),
-        "--workers",
-        str(max(1, len(cores) - 1)),
-        "--out",
-        str(out),
-        "--masks",
-        str(seen),
-    ]
+    words += [f"--data={job.data / 'train'}", f"--test={job.data / 'test'}", f"--seed={job.seed}"]
+    words += [f"--workers={max(1, len(cores) - 1)}", f"--out={out}", f"--masks={seen}"]
+    words += [f"--seconds={given}", f"--started={time.time()}"]
     whole = call(job, words, cores)
     scores = json.loads(out.read_text(encoding="utf-8"))
     if task == "segmentation":

@@ -3,8 +3,8 @@
     python benchmarks/plain_loops.py classification --data DIR --test DIR --seconds 60 --weights FILE --out FILE
 
 DIR is what Sightline reads: class folders; `annotations.json` and `images`; or `images` and `masks`. All training
-images are learnt from, and the last weights are scored: nothing is selected. The time counts from the start of the
-process, imports included, to the last step; scoring comes after it. benchmarks/own_data.py runs these beside recipes.
+images are learnt from, and the last weights are scored: nothing is selected. The time counts from --started, before the
+imports, to the last step; scoring comes after it. benchmarks/own_data.py runs these beside recipes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from PIL import Image
 from torch import nn
@@ -42,7 +41,7 @@ def train(
     args: argparse.Namespace, data: Any, groups: list[dict[str, Any]], loss: Callable[..., Any], **how: Any
 ) -> dict[str, float]:
     """Take AdamW steps until the time is up, the rate rising, then falling as half a cosine of the time."""
-    end = psutil.Process().create_time() + args.seconds
+    end = args.started + args.seconds
     size = min(args.batch, len(data))
     # Many short epochs would wait for the first batch of each.
     sampler = RandomSampler(data, num_samples=max(len(data), 50 * size))
@@ -69,7 +68,7 @@ def train(
 
 
 def classification(args: argparse.Namespace) -> dict[str, float]:
-    """Tune a network of timm: its own transforms, label smoothing, a lower rate below the head."""
+    """Tune a network of timm with its own transforms and label smoothing."""
     import timm
 
     train_set, test_set = ImageFolder(args.data), ImageFolder(args.test)
@@ -241,6 +240,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--test", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--started", type=float, default=time.time(), help="seconds since 1970; without: now")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="loader processes")
     parser.add_argument("--out", type=Path, required=True, help="json file of the scores")
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--weights", help="file of timm, for classification")
     parser.add_argument("--network", default="", help="name in timm or torchvision; without: that of the weights' file")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--trunk-lr-scale", type=float, default=0.3, help="of the layers below the head")
+    parser.add_argument("--trunk-lr-scale", type=float, default=1.0, help="of the layers below the head")
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--clip", type=float, default=5.0)
     parser.add_argument("--batch", type=int, default=32)
