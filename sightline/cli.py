@@ -21,6 +21,7 @@ from sightline.recipe import help as help_text
 from sightline.safe_path import folder_off_path
 
 if TYPE_CHECKING:
+    from sightline.recipe.plan import Purpose
     from sightline.recipe.recipe import Recipe, Run
     from sightline.recipe.resolve import Resolved
 
@@ -140,7 +141,7 @@ def train(flags: Sequence[str]) -> None:
 
         early_cuda.begin(told.run)
         start_early(told.settings.recipe, told.run)  # before torch is imported, which takes as long there
-    resolved = told.resolved(needs_data=not among_ranks(), may_fetch=True)
+    resolved = told.resolved(needs_data=not among_ranks(), purpose="train")
     recipe, run = resolved.recipe, resolved.run
     _say(resolved)
     _refuse_uneven(recipe, run)
@@ -572,7 +573,8 @@ def _resolved(command: str, words: Sequence[str], own: Collection[str] = (), tel
     told = config.asked(command, words, own)
     if command in ("evaluate", "show") and not among_ranks():
         told.refuse_missing_data()
-    resolved = told.resolved(needs_data=tells and not among_ranks())
+    purpose: Purpose = "score" if command == "evaluate" else "look"
+    resolved = told.resolved(needs_data=tells and not among_ranks(), purpose=purpose)
     if tells:
         _say(resolved)
     if command != "launch":

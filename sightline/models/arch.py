@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 
-import torch
 from torch import nn
 
 from sightline.errors import UsageError
@@ -50,23 +49,19 @@ def build(arch: str, spec: DataSpec) -> nn.Module:
 
 def load_weights(config: ArchConfig, model: nn.Module) -> LoadedWeights:
     """Load the weights that the config names into a network of torchvision or timm."""
-    weights, head = read_weights(config.weights, model.state_dict()), config.head_prefixes(model)
+    weights = read_weights(config.weights, model.state_dict())
     unused = AUXILIARY if config.arch in WITHOUT_AUXILIARY else ()
-    loaded = copy_weights(model, weights, head=head, unused=unused)
-    if any(row.state == "at random" for row in loaded.tensors):
-        _draw_head(model, head)
-    return loaded
+    return copy_weights(model, weights, head=config.head_prefixes(model), unused=unused)
 
 
-def _draw_head(model: nn.Module, head: tuple[str, ...]) -> None:
-    """Draw a replaced head as torch draws a linear layer. EfficientNets scale theirs by the number of classes: with
-    ten, and features that are no longer small, the loss would start at 5 instead of 2.3."""
+def draw_head(model: nn.Module, head: tuple[str, ...]) -> None:
+    """Draw the head as torch draws a linear layer, for weights that may not have it. EfficientNets scale theirs by the
+    number of classes: with ten, and features that are no longer small, the loss would start at 5 instead of 2.3."""
     for name, layer in model.named_modules():
         if f"{name}.".startswith(head) and isinstance(layer, nn.Linear | nn.Conv2d):
             bound = layer.weight[0].numel() ** -0.5
-            with torch.no_grad():
-                for each in layer.parameters():  # on the host, so that all devices begin with the same
-                    each.copy_(torch.empty(each.shape).uniform_(-bound, bound))
+            for each in layer.parameters():
+                nn.init.uniform_(each, -bound, bound)
 
 
 def head_prefixes(arch: str, model: nn.Module) -> tuple[str, ...]:

@@ -214,7 +214,10 @@ class ArchConfig(ModelConfig):
             return self.resnet().build(spec)
         from sightline.models import arch
 
-        return arch.build(self.arch, spec)
+        model = arch.build(self.arch, spec)
+        if self.weights:
+            arch.draw_head(model, self.head_prefixes(model))
+        return model
 
     def load_weights(self, model: nn.Module) -> LoadedWeights:
         """Load `weights`."""

@@ -29,7 +29,7 @@ def start_from(known: Known, published: str) -> bool:
         return bool(known["model.weights"])
     if not published or str(known["data.path"]).startswith("synthetic:"):  # no photos
         return False
-    if not is_cached(published) and not known.may_fetch:
+    if not is_cached(published) and known.purpose != "train":
         known.lines.append(f"`sightline train` fetches {published} first; here the network has random weights")
         return True
     try:

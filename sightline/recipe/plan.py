@@ -10,18 +10,21 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from sightline.parts import DataFacts, SplitFacts
 from sightline.recipe.settings import Origin, Settings
+
+Purpose = Literal["train", "look", "score"]
+"""train: what is missing may be fetched. look: show what a training would do. score: given weights as they are."""
 
 
 class Known:
     """The settings so far and the data, for a plan; `lines` are what it says to the user."""
 
-    def __init__(self, settings: Settings, facts: DataFacts, may_fetch: bool):
+    def __init__(self, settings: Settings, facts: DataFacts, purpose: Purpose):
         self.settings, self.facts, self.lines = settings, facts, list[str]()
-        self.may_fetch = may_fetch  # this starts a training, which may wait for a download
+        self.purpose = purpose
 
     @cached_property
     def train(self) -> SplitFacts:

@@ -17,7 +17,7 @@ from sightline.files.typed_json import hints_of
 from sightline.parts import DataFacts
 from sightline.recipe import flags, store
 from sightline.recipe.former import as_started
-from sightline.recipe.plan import Known, with_model
+from sightline.recipe.plan import Known, Purpose, with_model
 from sightline.recipe.recipe import Recipe, Run
 from sightline.recipe.settings import Origin, Settings
 
@@ -59,9 +59,9 @@ def run_fields(*given: flags.Given) -> dict[str, Any]:
     return {name: value for each in given for name, value in flags.fields_among(each, hints).items()}
 
 
-def decide(settings: Settings, needs_data: bool, may_fetch: bool = False) -> Resolved:
+def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look") -> Resolved:
     """Return the recipe with what the model, the data, its plan and other fields decide. `needs_data` raises what is
-    wrong with the data; else those who open them report it. `may_fetch` lets the plan fetch weights."""
+    wrong with the data; else those who open them report it."""
     lines = []
     folder = Path(settings["run.out"].value or f"runs/{settings.recipe.name}")
     started = as_started(settings, folder, settings["run.resume"].value)
@@ -77,7 +77,7 @@ def decide(settings: Settings, needs_data: bool, may_fetch: bool = False) -> Res
             raise
         facts = DataFacts()
     settings = settings.put(Origin.DATA, {f"data.{name}": value for name, value in facts.fields.items()}, facts.said)
-    settings, decided = _with_plan(settings, facts, folder, may_fetch)
+    settings, decided = _with_plan(settings, facts, folder, purpose)
     following = settings.part("data").following(settings.recipe.data, settings.typed_in("data"))
     of_sizes = {
         f"data.{name}": value for name, value in following.items() if settings[f"data.{name}"].origin < Origin.MODEL
@@ -92,7 +92,9 @@ def decide(settings: Settings, needs_data: bool, may_fetch: bool = False) -> Res
     return Resolved(settings, *settings.build(), facts, tuple(lines))
 
 
-def _with_plan(settings: Settings, facts: DataFacts, folder: Path, may_fetch: bool) -> tuple[Settings, tuple[str, ...]]:
+def _with_plan(
+    settings: Settings, facts: DataFacts, folder: Path, purpose: Purpose
+) -> tuple[Settings, tuple[str, ...]]:
     """Let the recipe's plan decide, where it has one and the data could be counted; a run keeps what was decided when
     it was started. Return also what to say."""
     plan, resume = settings.recipe.plan, settings["run.resume"].value
@@ -103,7 +105,7 @@ def _with_plan(settings: Settings, facts: DataFacts, folder: Path, may_fetch: bo
             return with_model(kept), ()
     if facts.count is None:
         return settings, ()
-    known = Known(settings, facts, may_fetch)
+    known = Known(settings, facts, purpose)
     plan(known)
     return known.settings, tuple(known.lines)
 

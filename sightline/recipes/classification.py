@@ -48,6 +48,8 @@ def plan(known: Known) -> None:
     """Decide in the order in which one thing follows from another: network, size, length, rates, classes."""
     has_gpu = early_cuda.is_expected(known["run.device"])
     is_tuned = _network(known, has_gpu)
+    if known.purpose == "score":
+        return
     _size(known, has_gpu)
     _length(known, has_gpu, is_tuned)
     uneven = _classes(known)

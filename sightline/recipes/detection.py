@@ -54,6 +54,8 @@ def plan(known: Known) -> None:
     """Decide in the order in which one thing follows from another: trunk, size, length, rates."""
     has_gpu = early_cuda.is_expected(known["run.device"])
     is_tuned = _trunk(known, has_gpu)
+    if known.purpose == "score":
+        return
     side = known.side or 300
     size = 512 if has_gpu and side >= 600 else 300 if side > 200 else 160
     known.decide("data.size", size, f"images are {side} pixels on their shorter side")

@@ -119,10 +119,13 @@ def test_a_replaced_head_is_as_small_as_torch_draws_it(tmp_path):
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
             model = ArchConfig(arch=arch, weights=str(file)).build(SPEC)
-            ArchConfig(arch=arch, weights=str(file)).load_weights(model)
+            assert ArchConfig(arch=arch, weights=str(file)).load_weights(model).note
             heads.append(model.classifier[-1].weight.detach())
         assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
         assert 0.95 < heads[0].abs().max() * features**0.5 <= 1
+        torch.nn.init.constant_(model.classifier[-1].weight, torch.nan)  # as `evaluate RECIPE --weights` looks for it
+        ArchConfig(arch=arch, weights=str(file)).load_weights(model)
+        assert model.classifier[-1].weight.isnan().all()
         same = ArchConfig(arch=arch, weights=str(file)).build(replace(SPEC, classes=("x", "y", "z", "w")))
         ArchConfig(arch=arch, weights=str(file)).load_weights(same)
         assert torch.equal(same.classifier[-1].weight, source.classifier[-1].weight)  # one that fits is loaded

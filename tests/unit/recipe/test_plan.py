@@ -19,6 +19,7 @@ from sightline.hardware import early_cuda
 from sightline.models import named_weights
 from sightline.parts import DataSpec, ModelConfig
 from sightline.recipe import store
+from sightline.recipe.plan import Purpose
 from sightline.recipe.resolve import Resolved
 
 FETCHED = b"weights as a server would send them"
@@ -55,10 +56,10 @@ def draw(folder: Path, counts: dict[str, int], size: tuple[int, int] = (40, 30))
     return folder
 
 
-def resolved(recipe: str, data: Path, *flags: str, may_fetch: bool = True) -> Resolved:
+def resolved(recipe: str, data: Path, *flags: str, purpose: Purpose = "train") -> Resolved:
     """Resolve what `sightline train` would."""
     asked = config.asked("train", [recipe, "--data", str(data), "--out", str(data.parent / "run"), *flags])
-    return asked.resolved(needs_data=True, may_fetch=may_fetch)
+    return asked.resolved(needs_data=True, purpose=purpose)
 
 
 def why(found: Resolved, name: str) -> str:
@@ -92,12 +93,21 @@ def test_weights_none_means_random_ones_without_a_word(tmp_path: Path, recipe: s
     assert found.recipe.model.weights == "" and not any("pretrained" in line for line in found.lines)
 
 
+def test_given_weights_are_scored_on_images_of_their_own_size(tmp_path: Path):
+    data = draw(tmp_path / "data", {"a": 12, "b": 30})
+    made = resolved("classification", data, "--weights", "timm:tf_efficientnet_lite0", purpose="score").recipe
+    assert made.model.arch == "timm:tf_efficientnet_lite0" and made.data.eval_size == 224
+    assert made.data.class_weights == "none"
+    made = resolved("detection", boxes(tmp_path / "boxes", 6, (64, 64)), "--weights", "x.pth", purpose="score").recipe
+    assert made.data.size == 300
+
+
 def test_a_command_that_does_not_train_asks_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fetch(*_: Any) -> None:
         raise AssertionError("asked")
 
     monkeypatch.setattr(named_weights, "fetch_by_name", fetch)
-    found = resolved("classification", draw(tmp_path / "data", {"a": 12, "b": 12}), may_fetch=False)
+    found = resolved("classification", draw(tmp_path / "data", {"a": 12, "b": 12}), purpose="look")
     assert any("fetches torchvision:resnet18 first" in line for line in found.lines)
     assert found.recipe.train.head_epochs == 1  # as the training will have it
 
@@ -231,8 +241,8 @@ def test_weights_are_averaged_over_a_tenth_of_the_steps(tmp_path: Path, flags: s
 
 def test_a_gpu_takes_a_larger_network_and_larger_images(tmp_path: Path):
     data = draw(tmp_path / "data", {"a": 6, "b": 6}, (600, 500))
-    on_cpu = resolved("classification", data, may_fetch=False).recipe
-    on_gpu = resolved("classification", data, "--device", "cuda", may_fetch=False).recipe
+    on_cpu = resolved("classification", data, purpose="look").recipe
+    on_gpu = resolved("classification", data, "--device", "cuda", purpose="look").recipe
     assert (on_cpu.model.arch, on_cpu.data.size) == ("resnet18", 160)
     assert (on_gpu.model.arch, on_gpu.data.size) == ("resnet50", 224)
 
@@ -305,7 +315,7 @@ def boxes(folder: Path, images: int, size: tuple[int, int]) -> Path:
 @pytest.mark.parametrize(("side", "device", "size"), [(100, "cpu", 160), (300, "cpu", 300), (640, "cuda", 512)])
 def test_a_detector_takes_its_size_from_the_images(tmp_path: Path, side: int, device: str, size: int):
     data = boxes(tmp_path / "data", 6, (side + 40, side))
-    found = resolved("detection", data, "--device", device, may_fetch=False)
+    found = resolved("detection", data, "--device", device, purpose="look")
     assert found.recipe.data.size == size and f"{size} px" in found.lines[-1]
     assert found.recipe.model.depth == (34 if device == "cuda" else 18)
 
