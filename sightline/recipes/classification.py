@@ -94,7 +94,11 @@ def _length(known: Known, has_gpu: bool, is_tuned: bool) -> None:
     elif images >= 4_000:
         batch = 64 if images < 100_000 else 256
     known.decide("train.global_batch", batch, because)
-    if is_tuned:
+    if is_tuned:  # tried with 800 images: a quarter of this rate learns too little in as many steps
+        is_small = str(known["train.global_batch"]).isdecimal() and known["train.global_batch"] <= 64
+        known.decide(
+            "optimizer.lr", 0.004 if is_small else 0.001, "pretrained weights take high rates for a short time"
+        )
         known.decide("optimizer.trunk_lr_scale", 0.2, "keeps more of what the weights have learnt")
     else:
         epochs *= 3
