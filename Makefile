@@ -28,7 +28,7 @@ demo: $(VENV)/.core ## install, draw a small data set, train on it and evaluate 
 	$(BIN)/sightline evaluate demo/run
 	@printf '%s\n' "report: demo/run/report.html, to be opened in a browser" "next:" \
 		"  $(BIN)/sightline predict demo/run demo/shapes/classification/val/star" \
-		"  $(BIN)/sightline train demo_classification --data.path DIR --run.out runs/mine    # your images, a folder for each class"
+		"  $(BIN)/sightline train classification --data DIR    # your images, a folder for each class"
 
 test: $(VENV)/.dev ## run the tests, except those marked slow
 	$(PYTEST) $(PYTEST_ARGS)

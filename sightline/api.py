@@ -39,7 +39,16 @@ from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
 from sightline.recipe.recipe import PARTS
 from sightline.report.refresh import write_if_possible
-from sightline.results import Classification, Detection, Prediction, Segmentation, TrainResult
+from sightline.results import (
+    Classification,
+    Detection,
+    EvaluateResult,
+    Prediction,
+    Predictions,
+    ReportPage,
+    Segmentation,
+    TrainResult,
+)
 from sightline.runs.log import RunLog
 from sightline.runs.loggers import Logger, RunStart
 from sightline.runs.refused import as_before
@@ -50,10 +59,13 @@ from sightline.train.session import train_here
 __all__ = [
     "Classification",
     "Detection",
+    "EvaluateResult",
     "Logger",
     "Model",
     "Prediction",
+    "Predictions",
     "Recipe",
+    "ReportPage",
     "Run",
     "RunStart",
     "Scores",
@@ -67,6 +79,7 @@ __all__ = [
     "load",
     "model",
     "predict",
+    "report",
     "train",
     "train_folds",
     "write_predictions",
@@ -189,14 +202,16 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
 @_called()
 def evaluate(
     run_folder: Place, flags: Flags = (), which: str = "best", recipe_file: str = "", *, split: Split = "val"
-) -> Scores:
+) -> EvaluateResult:
     """Score a checkpoint on its recipe's val split; flags may change data.path and run fields. Of other data without a
     val split, all samples are scored. `split="test"` scores the test split, and raises UsageError if there is none."""
     folds.refuse_folds(Path(run_folder))
     path, tensors, stored = checkpoint.read_of_run(Path(run_folder), which)
     trained = Trained.set_up(path, tensors, stored, recipe_file, flags)
     with checkpoints.opened(trained, run_of(path), split=split) as evaluation:
-        return evaluation.score(path, stored)
+        scores = evaluation.score(path, stored)
+    of, step = f"{path} on the {split} split", stored["progress"]["step"]
+    return EvaluateResult(**vars(scores), of=of, folder=run_of(path), step=step)
 
 
 @_called()
@@ -209,7 +224,7 @@ def evaluate_all(run_folder: Place, flags: Flags = (), recipe_file: str = "") ->
 @_called()
 def evaluate_labels(
     target: Place, labels: Place, flags: Flags = (), which: str = "best", recipe_file: str = ""
-) -> Scores:
+) -> EvaluateResult:
     """Compute Dice against label files, in their own geometry: of a folder of masks, or of a run's predictions for the
     raw files of its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
     folder = Path(target)
@@ -219,10 +234,12 @@ def evaluate_labels(
             raise UsageError(
                 f"{target} is not a run, so there is no recipe for {' '.join(map(str, flags))} to change; leave it out"
             )
-        return label_files.evaluate_folder(folder, Path(labels))
+        scores = label_files.evaluate_folder(folder, Path(labels))
+        return EvaluateResult(**vars(scores), of=f"masks of {folder} against {labels}")
     trained = open_trained(folder, which, recipe_file, "evaluate --labels", flags)
     out = Path(trained.run.out or run_of(trained.path)) / f"predictions-{trained.path.name}"
-    return label_files.evaluate_run(trained, Path(labels), out)
+    scores = label_files.evaluate_run(trained, Path(labels), out)
+    return EvaluateResult(**vars(scores), of=f"{trained.path} against {labels}")
 
 
 @_called()
@@ -239,10 +256,21 @@ def choose_postprocessing(
 
 
 @_called()
-def evaluate_weights(recipe: Recipe, run: Run, *, split: Split = "val") -> Scores:
+def evaluate_weights(recipe: Recipe, run: Run, *, split: Split = "val") -> EvaluateResult:
     """Score a recipe's `model.weights` on its val or test split; scores.json, or scores-test.json, is written into
     run.out, nothing without it."""
-    return given_weights.evaluate_weights(recipe, run, split)
+    scores = given_weights.evaluate_weights(recipe, run, split)
+    return EvaluateResult(**vars(scores), of=f"{getattr(recipe.model, 'weights', '')} on the {split} split")
+
+
+@_called(runs=False)
+def report(runs: Runs, out: Place | None = None) -> ReportPage:
+    """Write the page of a run, or of several beside each other, as `sightline report` does: RUN/report.html, of several
+    runs report.html in this folder, or `out`. In a notebook the result shows the page."""
+    from sightline.report.page import write_report  # most programs need not wait for it
+
+    folders = [runs] if isinstance(runs, str | Path) else runs
+    return ReportPage(write_report([Path(each) for each in folders], Path(out) if out else None))
 
 
 @_called()
@@ -272,7 +300,7 @@ def predict(
     probabilities: bool = False,
     postprocess: bool = True,
     trust: bool = False,
-) -> list[Prediction]: ...
+) -> Predictions: ...
 @overload
 def predict(
     run: Runs,
@@ -304,7 +332,7 @@ def predict(
     probabilities: bool = False,
     postprocess: bool = True,
     trust: bool = False,
-) -> list[Prediction] | dict[str, Any]:
+) -> Predictions | dict[str, Any]:
     """Predict images or volumes: paths, folders, PIL images or arrays, one or a list of them. Write nothing.
 
     Return an object per file or image, in the order given: Classification, Detection or Segmentation. `run` is a run

@@ -21,6 +21,7 @@ from sightline.recipe import help as help_text
 from sightline.safe_path import folder_off_path
 
 if TYPE_CHECKING:
+    from sightline.recipe.plan import Purpose
     from sightline.recipe.recipe import Recipe, Run
     from sightline.recipe.resolve import Resolved
 
@@ -117,7 +118,7 @@ def show(flags: Sequence[str]) -> None:
 
 
 def train(flags: Sequence[str]) -> None:
-    """Train a recipe, or resume its run: `sightline train resnet50 --data.path DIR --train.epochs 90`"""
+    """Train a recipe, or resume its run: `sightline train classification --data DIR`"""
     if flags and flags[0] in ("-h", "--help"):
         _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
         print(f"\n{help_text.of_train(recipes.names())}")
@@ -140,7 +141,7 @@ def train(flags: Sequence[str]) -> None:
 
         early_cuda.begin(told.run)
         start_early(told.settings.recipe, told.run)  # before torch is imported, which takes as long there
-    resolved = told.resolved(needs_data=not among_ranks())
+    resolved = told.resolved(needs_data=not among_ranks(), purpose="train")
     recipe, run = resolved.recipe, resolved.run
     _say(resolved)
     _refuse_uneven(recipe, run)
@@ -572,7 +573,8 @@ def _resolved(command: str, words: Sequence[str], own: Collection[str] = (), tel
     told = config.asked(command, words, own)
     if command in ("evaluate", "show") and not among_ranks():
         told.refuse_missing_data()
-    resolved = told.resolved(needs_data=tells and not among_ranks())
+    purpose: Purpose = "score" if command == "evaluate" else "look"
+    resolved = told.resolved(needs_data=tells and not among_ranks(), purpose=purpose)
     if tells:
         _say(resolved)
     if command != "launch":

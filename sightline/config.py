@@ -21,6 +21,7 @@ from sightline.hardware.launch import among_ranks
 from sightline.parts import DataConfig
 from sightline.recipe import flags, resolve, store
 from sightline.recipe.flags import Given
+from sightline.recipe.plan import Purpose
 from sightline.recipe.recipe import PARTS, Recipe, Run
 from sightline.recipe.resolve import Resolved
 from sightline.recipe.settings import Origin, Settings
@@ -56,9 +57,9 @@ class Asked:
                     f"--data.path '{path}' is a link that leads to itself; give the folder of your data"
                 ) from None
 
-    def resolved(self, needs_data: bool = False) -> Resolved:
+    def resolved(self, needs_data: bool = False, purpose: Purpose = "look") -> Resolved:
         """Look at the model and the data; return the frozen recipe."""
-        return resolve.decide(self.settings, needs_data)
+        return resolve.decide(self.settings, needs_data, purpose)
 
 
 def asked(command: str, words: Sequence[str], own: Collection[str] = ()) -> Asked:
@@ -97,7 +98,7 @@ def named(recipe: str, *given: Given) -> Resolved:
     told = Asked(name, settings, settings.part("run"))
     if not among_ranks():
         told.refuse_missing_data()
-    return told.resolved(needs_data=not among_ranks())
+    return told.resolved(needs_data=not among_ranks(), purpose="train")
 
 
 def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
@@ -105,7 +106,7 @@ def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
     settings = Settings.of(recipe, run)
     if recipe.name in recipes.names():
         settings = settings.typed_beside(recipes.load(recipe.name))
-    return resolve.decide(resolve.read(settings, *given), needs_data=not among_ranks())
+    return resolve.decide(resolve.read(settings, *given), needs_data=not among_ranks(), purpose="train")
 
 
 def of_run(

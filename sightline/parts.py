@@ -193,6 +193,7 @@ class DataFacts:
     steps: Callable[[int], int] | None = None  # of an epoch, by batch, without a partial last one; None if unknown
     opened: Mapping[Any, Any] = field(default_factory=dict)  # what was read, for `open_splits`
     has_test: bool = False  # there is a test split that neither trains nor validates
+    count: Callable[[], SplitFacts] | None = None  # numbers of the train split; None if unknown
 
 
 NOTHING_OPENED = DataFacts()
@@ -332,6 +333,11 @@ class ModelConfig(Part, ABC):
 
     part = "model"
 
+    def __post_init__(self) -> None:
+        if getattr(self, "weights", "") == "none":  # as typed to mean no published ones
+            object.__setattr__(self, "weights", "")
+        super().__post_init__()
+
     def refuse_unknown(self) -> None:
         """Raise UsageError for a network that this installation does not have; asked before a run folder is made."""
 
@@ -355,6 +361,10 @@ class ModelConfig(Part, ABC):
     def data_fields(self) -> Mapping[str, Any]:
         """Return values of fields of `data` that this network was made for; they hold where nobody types others."""
         return {}
+
+    def takes_any_size(self) -> bool:
+        """Return whether its weights are good for images of other sizes than `data_fields` says."""
+        return True
 
 
 @dataclass(frozen=True)

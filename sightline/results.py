@@ -1,17 +1,21 @@
-"""The objects that `api.train` and `api.predict` return: plain values and NumPy arrays."""
+"""The objects that `api.train`, `api.evaluate` and `api.predict` return: plain values and NumPy arrays.
+
+In a notebook they show themselves: report/inline.py makes the HTML.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sightline.parts import Prediction, Scores
+from sightline.parts import DataSpec, Prediction, Scores
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
+    from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,88 @@ class TrainResult(Scores):
     best_step: int  # -1: none is best
     ended: str  # the reason, e.g. "5 epochs are done"
 
+    def _repr_html_(self) -> str:
+        from sightline.report import inline
+
+        return inline.of_training(self)
+
 
 @dataclass(frozen=True)
-class Classification(Prediction):
+class EvaluateResult(Scores):
+    """Scores of a checkpoint or of given weights."""
+
+    of: str = field(compare=False)  # what was scored, e.g. "runs/a/checkpoints/ckpt-00000030 on the val split"
+    folder: Path | None = field(default=None, compare=False)  # of the run; None: there is none
+    step: int | None = field(default=None, compare=False)  # of the checkpoint
+
+    def _repr_html_(self) -> str:
+        from sightline.report import inline
+
+        return inline.of_evaluation(self)
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """A page that `api.report` wrote."""
+
+    path: Path
+
+    def _repr_html_(self) -> str:
+        from sightline.report import inline
+
+        return inline.framed(self.path)
+
+
+class Origin:
+    """The input of a prediction, into which it is drawn. An image in memory is not kept alive for that."""
+
+    def __init__(self, given: Path | np.ndarray | Image.Image, spec: DataSpec):
+        self.spec = spec
+        self._given = given if isinstance(given, Path) else weakref.ref(given)
+
+    @property
+    def given(self) -> Path | np.ndarray | Image.Image | None:
+        """The file or image; None if it has gone."""
+        return self._given if isinstance(self._given, Path | None) else self._given()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process knows files alone."""
+        return {"spec": self.spec, "_given": self._given if isinstance(self._given, Path) else None}
+
+
+@dataclass(frozen=True, eq=False)
+class Drawable(Prediction):
+    """A prediction that can be drawn into its input."""
+
+    origin: Origin | None = field(default=None, repr=False, compare=False, kw_only=True)
+
+    def _repr_html_(self) -> str:
+        from sightline.report import inline
+
+        return inline.of_predictions([self])
+
+
+class Predictions(list[Prediction]):
+    """The predictions of files or images, in the order given. The list keeps the first inputs, so that it can show
+    images in memory that nobody else has."""
+
+    SHOWN: ClassVar = 12
+
+    def __init__(self, found: Iterable[Prediction] = (), inputs: Sequence[object] = ()):
+        super().__init__(found)
+        self._inputs = inputs[: self.SHOWN]
+
+    def __getstate__(self) -> None:
+        """A copy in another process knows files alone."""
+
+    def _repr_html_(self) -> str:
+        from sightline.report import inline
+
+        return inline.of_predictions(self)
+
+
+@dataclass(frozen=True)
+class Classification(Drawable):
     """Class of an image."""
 
     label: str  # the most probable class
@@ -35,7 +118,7 @@ class Classification(Prediction):
 
 
 @dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
-class Detection(Prediction):
+class Detection(Drawable):
     """Objects in an image, the highest score first."""
 
     boxes: np.ndarray = field(repr=False)  # (n, 4) float64: left, top, right, bottom in pixels of the image
@@ -47,7 +130,7 @@ class Detection(Prediction):
 
 
 @dataclass(frozen=True, eq=False)
-class Segmentation(Prediction):
+class Segmentation(Drawable):
     """Class of every pixel or voxel, in the geometry of the input."""
 
     mask: np.ndarray = field(repr=False)  # uint8: (height, width) of an image, (depth, height, width) of a volume

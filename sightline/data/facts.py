@@ -10,14 +10,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sightline.data.sources import Images, Opener, SourceOptions, decathlon, folder
+from sightline.data.sources import BoxSource, Images, MaskSource, Opener, SourceOptions, decathlon, folder
 from sightline.data.sources.layouts import ALL, NAMES, Layout, NoTestSplit, counted
 from sightline.data.volumes.decathlon import read_plan
 from sightline.errors import BadData, SightlineError
-from sightline.parts import SPLITS, DataFacts, Split
+from sightline.parts import SPLITS, DataFacts, Split, SplitFacts
 
 if TYPE_CHECKING:
     from sightline.data.classification import ClassificationData
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sightline.data.masks import MaskData
     from sightline.data.segmentation import SegmentationData
 
+SIZED = 64  # images whose sizes a plan looks at
 OpenOne = Callable[[str, str, Split, SourceOptions], Images]  # open_source, open_boxes or open_masks
 
 
@@ -60,7 +62,18 @@ def of_images(
     fields |= config.measured(train, typed)
     images = len(train)
     said = f"{images} + {len(val)} images of {count} classes in {_name(path)}"
-    return DataFacts(line, fields, said, lambda batch: images // batch, opener.opened, has_test=test)
+    return DataFacts(
+        line, fields, said, lambda batch: images // batch, opener.opened, has_test=test, count=partial(_count, train)
+    )
+
+
+def _count(source: Images) -> SplitFacts:
+    """Count what the train split holds, for a plan; read the sizes of some images."""
+    from sightline.data import counts  # here: it imports decoders, which only plans need this early
+
+    if isinstance(source, MaskSource):
+        return counts.of_masks(source, most=SIZED)
+    return counts.of_boxes(source) if isinstance(source, BoxSource) else counts.of_labels(source, most=SIZED)  # type: ignore[arg-type]
 
 
 def _test_split(
@@ -105,7 +118,9 @@ def of_volumes(config: SegmentationData, typed: Collection[str]) -> DataFacts:
     steps = decathlon.steps_of_epoch(path, config.fold, config.folds, config.nvol)
     plan = read_plan(Path(path)) if decathlon.detect(path) else None
     said = f"{len(plan.cases)} cases of task {plan.task} in {_name(path)}" if plan else ""
-    return DataFacts(f"data: {line}" if line else "", fields, said, steps)
+    shapes = decathlon.training_shapes(path, config.fold, config.folds)
+    count = partial(SplitFacts, len(shapes), "volumes", sizes=tuple(shapes)) if shapes else None
+    return DataFacts(f"data: {line}" if line else "", fields, said, steps, count=count)
 
 
 def _name(path: str) -> str:

@@ -27,10 +27,10 @@ from sightline.evaluate.shares import Share, shared
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.parts import Batch, Bound, Dataset, DataSpec, PredictJob, PredictOptions, Task
+from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictJob, PredictOptions, Task
 from sightline.recipe.flags import Given
 from sightline.report.predictions import DOCUMENT, TABLE, ResultFolder
-from sightline.results import Prediction
+from sightline.results import Drawable, Origin, Predictions
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint
@@ -144,7 +144,7 @@ def _told(unreadable: Sequence[Mapping[str, str]], files: Mapping[str, Path], fo
     return f"{len(names)} of {len(files)} files cannot be read: {listed} ({folder / DOCUMENT} has the reasons)"
 
 
-def predict_inputs(engine: Engine, inputs: Input | Sequence[Input], options: PredictOptions) -> list[Prediction]:
+def predict_inputs(engine: Engine, inputs: Input | Sequence[Input], options: PredictOptions) -> Predictions:
     """Return what was found in each input, in the order given; write nothing. What cannot be read is an error, or left
     out where data.on_bad_sample is skip."""
     is_one = isinstance(inputs, Input) or not isinstance(inputs, Iterable)
@@ -158,7 +158,7 @@ def predict_inputs(engine: Engine, inputs: Input | Sequence[Input], options: Pre
     paths = {name: each for name, each in files.items() if isinstance(each, Path)}
     further = paths.keys() - engine.recipe.data.first_files(paths, engine.spec).keys()
     found = predict_objects(engine, {name: each for name, each in files.items() if name not in further}, options)
-    return [found[name] for name in order if name in found]
+    return Predictions((found[name] for name in order if name in found), given)
 
 
 def _named(engine: Engine, given: Any, number: int) -> dict[str, Path | np.ndarray | Image.Image]:
@@ -191,7 +191,15 @@ def predict_objects(engine: Engine, files: Files, options: PredictOptions) -> di
         raise BadData(
             f"{len(found.unreadable)} of {len(files)} inputs cannot be read ({listed}); leave them out, {CHOICE}"
         )
-    return {name: found.by_name[name] for name in files if name in found.by_name}
+    return {
+        name: _with_origin(found.by_name[name], given, engine.spec)
+        for name, given in files.items()
+        if name in found.by_name
+    }
+
+
+def _with_origin(found: Prediction, given: Path | np.ndarray | Image.Image, spec: DataSpec) -> Prediction:
+    return dataclasses.replace(found, origin=Origin(given, spec)) if isinstance(found, Drawable) else found
 
 
 class _Objects:

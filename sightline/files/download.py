@@ -133,6 +133,12 @@ def fetch(
         return transfer.put_in_place()
 
 
+def checksum_in(name: str) -> str:
+    """Return the beginning of a sha256 that the name of a file holds; "" if it holds none."""
+    found = _HASH_IN_NAME.search(name)
+    return found.group(1) if found else ""
+
+
 def fetch_by_name(
     url: str,
     target: Path,
@@ -151,9 +157,7 @@ def fetch_by_name(
     if type(size) is int and isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
         fetch(url, target, Expected(size, sha256), progress, patience, waits=True, room=room)
         return ""
-    in_name = _HASH_IN_NAME.search(target.name)
-    expected = Expected(sha256=in_name.group(1) if in_name else "")
-    found = fetch(url, target, expected, progress, patience, waits=True, room=room)
+    found = fetch(url, target, Expected(sha256=checksum_in(target.name)), progress, patience, waits=True, room=room)
     values = {"url": _shown(url), "size": target.stat().st_size, "sha256": found}
     with reporting_disk_errors(str(record)):
         replace_text(record, json.dumps(values) + "\n")
@@ -226,7 +230,7 @@ class _Transfer:
                     tries, wait_s = 0, self.patience.wait_s
                 tries += 1
                 if tries >= self.patience.tries:
-                    said = f"{_shown(self.url)}: {cut}; tried {tries} times"
+                    said = f"{_shown(self.url)}: {cut}; tried {tries} time{'s' * (tries > 1)}"
                     if not self.done:
                         raise _Unreachable(f"{said}; check the network and, behind a proxy, https_proxy") from cut
                     left = f"{self.done} of {self.size} bytes are in {self.path}, the same command resumes from there"

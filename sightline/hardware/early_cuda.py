@@ -56,6 +56,16 @@ def begin(run: Run) -> None:
     threading.Thread(target=_read_ahead, args=(libraries,), name="early libraries", daemon=True).start()
 
 
+def is_expected(device: str) -> bool:
+    """Return whether a run with this --run.device will have an accelerator, as far as files tell: one that is named, or
+    a GPU of CUDA that this process may see."""
+    kind = device.partition(":")[0]
+    if kind != "auto":
+        return kind != "cpu"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip().lower() in ("", "-1", "none")
+    return not hidden and os.path.exists(NODE) and bool(_libraries())
+
+
 def _libraries() -> list[Path]:
     """Return CUDA's libraries of the torch that is installed; [] if it is built without CUDA."""
     found = importlib.util.find_spec("torch")

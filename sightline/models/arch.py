@@ -54,6 +54,16 @@ def load_weights(config: ArchConfig, model: nn.Module) -> LoadedWeights:
     return copy_weights(model, weights, head=config.head_prefixes(model), unused=unused)
 
 
+def draw_head(model: nn.Module, head: tuple[str, ...]) -> None:
+    """Draw the head as torch draws a linear layer, for weights that may not have it. EfficientNets scale theirs by the
+    number of classes: with ten, and features that are no longer small, the loss would start at 5 instead of 2.3."""
+    for name, layer in model.named_modules():
+        if f"{name}.".startswith(head) and isinstance(layer, nn.Linear | nn.Conv2d):
+            bound = layer.weight[0].numel() ** -0.5
+            for each in layer.parameters():
+                nn.init.uniform_(each, -bound, bound)
+
+
 def head_prefixes(arch: str, model: nn.Module) -> tuple[str, ...]:
     """Name the layer that gives the classes; a convolution in some networks."""
     if arch.startswith(TIMM) and (named := timm_arch.head_prefixes(arch)):

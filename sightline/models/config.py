@@ -216,7 +216,10 @@ class ArchConfig(ModelConfig):
             return self.resnet().build(spec)
         from sightline.models import arch
 
-        return arch.build(self.arch, spec)
+        model = arch.build(self.arch, spec)
+        if self.weights:
+            arch.draw_head(model, self.head_prefixes(model))
+        return model
 
     def load_weights(self, model: nn.Module) -> LoadedWeights:
         """Load `weights`."""
@@ -242,6 +245,15 @@ class ArchConfig(ModelConfig):
         from sightline.models import timm_arch
 
         return timm_arch.data_fields(self.arch)
+
+    def takes_any_size(self) -> bool:
+        """Return False for transformers whose positions were learnt for one size."""
+        if not self.is_timm:
+            return not self.arch.startswith("vit_")  # of torchvision
+        self.refuse_unknown()
+        from sightline.models import timm_arch
+
+        return timm_arch.takes_any_size(self.arch)
 
 
 @dataclass(frozen=True)

@@ -10,28 +10,63 @@ import os
 from pathlib import Path
 
 from sightline.errors import UsageError
-from sightline.files.download import NotFetched, Patience, fetch_by_name
+from sightline.files.checkpoint_folder import sha256_of
+from sightline.files.download import NotFetched, Patience, checksum_in, fetch_by_name
 from sightline.files.whole import user_cache
 from sightline.terminal.progress import shown_progress
 
 HUB = "https://huggingface.co"
+PYTORCH = "https://download.pytorch.org/models/"
+FILES = {  # of weights that recipes start from by themselves, named here because importing torchvision takes seconds
+    "resnet18": "resnet18-f37072fd.pth",
+    "resnet34": "resnet34-b627a593.pth",
+    "resnet50": "resnet50-11ad3fa6.pth",
+}
 PATIENCE = Patience(tries=3)  # whoever has no network learns it within seconds
 
 
-def fetch_named(source: str) -> Path | None:
-    """Return the file of torchvision:NAME or timm:NAME, fetched unless the cache has it; None for any other source."""
-    library, colon, name = source.partition(":")
-    if not colon or library not in ("torchvision", "timm"):
+def fetch_named(source: str, patience: Patience | None = None) -> Path | None:
+    """Return the file of torchvision:NAME or timm:NAME, fetched unless a cache has it; None for any other source."""
+    if (place := _place(source)) is None:
         return None
-    url, file_name = _torchvision(name) if library == "torchvision" else _timm(name)
+    url, file_name = place
+    if there := _of_torch(file_name):
+        return there
     target = cache_folder() / file_name
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with shown_progress() as progress:
-            fetch_by_name(url, target, progress, PATIENCE)
+            fetch_by_name(url, target, progress, patience or PATIENCE)
     except NotFetched as error:
         raise NotFetched(f"{source}: {error}") from error
     return target
+
+
+def is_cached(source: str) -> bool:
+    """Return whether the file of torchvision:NAME or timm:NAME is on this machine."""
+    place = _place(source)
+    return place is not None and ((cache_folder() / place[1]).is_file() or _of_torch(place[1]) is not None)
+
+
+def address(source: str) -> str:
+    """Return where the file of torchvision:NAME or timm:NAME can be fetched. UsageError for a name without weights."""
+    place = _place(source)
+    return place[0] if place else ""
+
+
+def _place(source: str) -> tuple[str, str] | None:
+    """Return address and file name of torchvision:NAME or timm:NAME; None for any other source."""
+    library, colon, name = source.partition(":")
+    if not colon or library not in ("torchvision", "timm"):
+        return None
+    return _torchvision(name) if library == "torchvision" else _timm(name)
+
+
+def _of_torch(file_name: str) -> Path | None:
+    """Return a file that torch.hub has fetched, if it has the checksum in its name."""
+    home = os.environ.get("TORCH_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "torch")
+    path, part = Path(home, "hub", "checkpoints", file_name).expanduser(), checksum_in(file_name)
+    return path if part and path.is_file() and sha256_of(path).startswith(part) else None
 
 
 def cache_folder() -> Path:
@@ -44,6 +79,8 @@ def cache_folder() -> Path:
 
 def _torchvision(name: str) -> tuple[str, str]:
     """Return address and file name of resnet50 (its default weights) or resnet50.IMAGENET1K_V1."""
+    if name in FILES:
+        return PYTORCH + FILES[name], FILES[name]
     import torchvision
 
     model, _, member = name.partition(".")

@@ -85,6 +85,11 @@ def data_fields(arch: str) -> dict[str, Any]:
     return fields
 
 
+def takes_any_size(arch: str) -> bool:
+    """Return whether the network's weights do not depend on the size of the images."""
+    return not _made_for(arch).fixed_input_size
+
+
 def _made_for(arch: str) -> Any:
     """Return timm's description of the weights: those of the tag, or its default ones."""
     return _imported(arch).get_pretrained_cfg(arch.removeprefix(TIMM))

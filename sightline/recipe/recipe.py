@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +11,7 @@ from sightline.recipe.part import AtLeast, Part
 
 if TYPE_CHECKING:
     from sightline.parts import DataConfig, ModelConfig, TaskConfig
+    from sightline.recipe.plan import Known
     from sightline.train.config import TrainConfig
     from sightline.train.optimizers import OptimizerConfig
     from sightline.train.schedules import ScheduleConfig
@@ -153,8 +154,13 @@ class Recipe:
 
     former: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """Values that this recipe had in earlier versions: a run that was started with them keeps them on resume."""
+    plan: Callable[[Known], None] | None = field(default=None, compare=False, repr=False)
+    """Decides values from the data and the machine (recipe/plan.py); None: the numbers hold for any."""
     resolved: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The values that had these origins, so that one which a script replaces later counts as its own word."""
+
+    undecided: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The recipe's own values of what the plan decided."""
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -164,6 +170,15 @@ class Recipe:
     def is_own(self, name: str) -> bool:
         """Return whether a value is the recipe's own: nobody typed it, and nothing decided it."""
         return name not in self.origins
+
+    def undone(self) -> Recipe:
+        """Return the recipe before its plan, but for values that were replaced since."""
+        parts = self.parts
+        for name, value in self.undecided.items():
+            part, _, key = name.partition(".")
+            if getattr(parts[part], key, None) == self.resolved[name]:
+                parts[part] = replace(parts[part], **{key: value})
+        return replace(self, **parts)
 
     def decided(self, values: Mapping[str, Any], why: str) -> Recipe:
         """Return the recipe with values that a start decides, e.g. {"train.precision": "fp32"}, and says why."""

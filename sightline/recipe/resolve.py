@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import SightlineError
+from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import hints_of
 from sightline.parts import DataFacts
 from sightline.recipe import flags, store
 from sightline.recipe.former import as_started
+from sightline.recipe.plan import Known, Purpose, with_model
 from sightline.recipe.recipe import Recipe, Run
 from sightline.recipe.settings import Origin, Settings
 
@@ -57,9 +59,9 @@ def run_fields(*given: flags.Given) -> dict[str, Any]:
     return {name: value for each in given for name, value in flags.fields_among(each, hints).items()}
 
 
-def decide(settings: Settings, needs_data: bool) -> Resolved:
-    """Return the recipe with what the model, the data and other fields decide. `needs_data` raises what is wrong with
-    the data; else those who open them report it."""
+def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look") -> Resolved:
+    """Return the recipe with what the model, the data, its plan and other fields decide. `needs_data` raises what is
+    wrong with the data; else those who open them report it."""
     lines = []
     folder = Path(settings["run.out"].value or f"runs/{settings.recipe.name}")
     started = as_started(settings, folder, settings["run.resume"].value)
@@ -67,16 +69,7 @@ def decide(settings: Settings, needs_data: bool) -> Resolved:
         kept = ", ".join(name for name in started.values if name not in settings.values)
         lines.append(f"the run keeps what {settings.recipe.name} had when it was started: {kept}")
         settings = started
-    model = settings.part("model")
-    model.refuse_unknown()
-    settings = settings.put(Origin.MODEL, {f"data.{name}": value for name, value in model.data_fields().items()})
-    following = settings.part("data").following(settings.recipe.data, settings.typed_in("data"))
-    of_sizes = {
-        f"data.{name}": value for name, value in following.items() if settings[f"data.{name}"].origin < Origin.MODEL
-    }
-    settings = settings.put(Origin.DERIVED, of_sizes, "matches data.size")
-    if of_sizes:
-        lines.append(_of_sizes(of_sizes))
+    settings = with_model(settings)
     try:
         facts: DataFacts = settings.part("data").look(folder, settings.typed_in("data"))
     except SightlineError:
@@ -84,10 +77,37 @@ def decide(settings: Settings, needs_data: bool) -> Resolved:
             raise
         facts = DataFacts()
     settings = settings.put(Origin.DATA, {f"data.{name}": value for name, value in facts.fields.items()}, facts.said)
+    settings, decided = _with_plan(settings, facts, folder, purpose)
+    following = settings.part("data").following(settings.recipe.data, settings.typed_in("data"))
+    of_sizes = {
+        f"data.{name}": value for name, value in following.items() if settings[f"data.{name}"].origin < Origin.MODEL
+    }
+    settings = settings.put(Origin.DERIVED, of_sizes, "matches data.size")
+    if of_sizes and not decided:
+        lines.append(_of_sizes(of_sizes))
     settings, smaller = _with_smaller_batch(settings, facts, folder)
     if facts.line:
         lines.insert(0, facts.line + smaller)
+    lines += decided
     return Resolved(settings, *settings.build(), facts, tuple(lines))
+
+
+def _with_plan(
+    settings: Settings, facts: DataFacts, folder: Path, purpose: Purpose
+) -> tuple[Settings, tuple[str, ...]]:
+    """Let the recipe's plan decide, where it has one and the data could be counted; a run keeps what was decided when
+    it was started. Return also what to say."""
+    plan, resume = settings.recipe.plan, settings["run.resume"].value
+    if plan is None:
+        return settings, ()
+    for run in (folder, folder / "fold-0", run_of(Path(resume))):
+        if (kept := store.with_decisions_of(settings, run)) is not None:
+            return with_model(kept), ()
+    if facts.count is None:
+        return settings, ()
+    known = Known(settings, facts, purpose)
+    plan(known)
+    return known.settings, tuple(known.lines)
 
 
 def _of_sizes(values: Mapping[str, Any]) -> str:

@@ -21,12 +21,13 @@ class Origin(IntEnum):
     """Where a value comes from. A user's own word wins over what is decided for them."""
 
     RECIPE = 0
-    STORED = 1  # by a run
-    DERIVED = 2  # from other values
-    DATA = 3
-    MODEL = 4
-    FILE = 5
-    FLAG = 6
+    DECIDED = 1  # by the recipe's plan, at the first start of a run
+    STORED = 2  # by a run
+    DERIVED = 3  # from other values
+    DATA = 4
+    MODEL = 5
+    FILE = 6
+    FLAG = 7
 
 
 IN_PYTHON = "set in Python"
@@ -57,14 +58,14 @@ class Settings:
 
     @classmethod
     def of(cls, recipe: Recipe, run: Run) -> Settings:
-        """Return the settings that made these objects, as their origins say."""
-        settings = cls(recipe, run)
+        """Return the settings that made these objects, as their origins say; what a plan decided is open again."""
+        settings = cls(recipe.undone(), run)
         known, values = settings.hints(), {}
         for name, text in recipe.origins.items():
             origin, _, because = text.partition(": ")
             if name in known and recipe.resolved.get(name, settings.own(name)) != settings.own(name):
                 values[name] = Value(settings.own(name), Origin.FLAG, IN_PYTHON)
-            elif name in known and origin.upper() in Origin.__members__:
+            elif name in known and origin.upper() in Origin.__members__ and name not in recipe.undecided:
                 values[name] = Value(settings.own(name), Origin[origin.upper()], because)
         return replace(settings, values=values)
 
@@ -130,7 +131,9 @@ class Settings:
         """Return the frozen objects; each part checks itself, in the order of a recipe."""
         parts = {name: self.part(name) for name in PARTS}
         run, values = self.part("run"), {name: each.value for name, each in self.values.items()}
-        return replace(self.recipe, **parts, origins=self.origins(), resolved=values), run
+        undecided = {name: self.own(name) for name, each in self.values.items() if each.origin is Origin.DECIDED}
+        made = replace(self.recipe, **parts, origins=self.origins(), resolved=values, undecided=undecided)
+        return made, run
 
     def origins(self) -> dict[str, str]:
         """Return where values come from that are not the recipe's own, e.g. {"optimizer.lr": "flag: --lr"}. What a run

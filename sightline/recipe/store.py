@@ -75,6 +75,23 @@ def put_run(settings: Settings, path: Path) -> Settings:
     return put(settings, Origin.STORED, values, str(path), lambda name: origins.get(name, ""))
 
 
+def with_decisions_of(settings: Settings, run: Path) -> Settings | None:
+    """Return settings with what the plan of their recipe decided for a run; None if it is not one of this recipe."""
+    values = stored_in(run)
+    if values.get("recipe") != settings.recipe.name:
+        return None
+    origins = origins_of(values.get(ORIGINS, {}))
+    prefix = Origin.DECIDED.name.lower()
+    decided: dict[str, dict[str, Any]] = {}
+    for name in (name for name, said in origins.items() if said.partition(":")[0] == prefix):
+        part, _, key = name.partition(".")
+        fields = values.get(part)
+        if isinstance(fields, dict) and key in fields:
+            decided.setdefault(part, {})[key] = fields[key]
+    where = str(run / "config.yaml")
+    return put(settings, Origin.STORED, decided, where, lambda name: origins.get(name, ""))
+
+
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     from sightline.files.plain_yaml import read_yaml  # here: it takes 10 ms, and most starts read none
 

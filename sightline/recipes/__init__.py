@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sightline.recipe.recipe import Recipe
 
 FOLDER = Path(__file__).parent
+ANY_DATA = ("classification", "detection", "segmentation")  # for anybody's images; they come first in lists
 OWN = f"{__name__}.own_"
 
 
@@ -35,8 +36,9 @@ sys.meta_path.append(_OwnRecipes())
 
 
 def names() -> list[str]:
-    """Return the names of all recipes of the package."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    """Return the names of all recipes of the package, first those for anybody's images."""
+    found = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
+    return sorted(found, key=lambda name: name not in ANY_DATA)
 
 
 def describe(name: str) -> str:

@@ -4,7 +4,7 @@
     sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run
 
 Expected: top-1 of 0.94 to 0.96 (three seeds) on 1,000 held-out images, after 2 to 4 minutes on two cores.
-Use it on your own class folders with `--data DIR`: the number of classes is that of the data.
+For your own images there is `sightline train classification --data DIR`.
 """
 
 from sightline.data.classification import ClassificationData

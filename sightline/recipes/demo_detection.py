@@ -4,7 +4,7 @@
     sightline train demo_detection --data.path demo/images/detection --run.out demo/detection
 
 Expected: AP50 of 0.70 and AP of 0.42 on 100 held-out images (one seed) after 7 minutes on two cores.
-Use it on your own images with boxes, in files of COCO, YOLO or Pascal VOC, with `--data.path DIR`.
+For your own images with boxes there is `sightline train detection --data DIR`.
 """
 
 from sightline.data.detection import DetectionData

@@ -24,13 +24,13 @@ _JPEG = re.compile("/9j/[A-Za-z0-9+/]+={0,2}")  # the first bytes of a JPEG, in 
 _COLOUR = re.compile("#[0-9a-f]{6}")
 
 
-def most_wrong(story: RunStory, most_bytes: int) -> str:
+def most_wrong(story: RunStory, most_bytes: int, most: int = SHOWN) -> str:
     """Return the samples in the order of the scores; images take at most this many bytes of the page."""
     worst = story.scores.get("worst")
     rows = [row for row in worst if isinstance(row, dict)] if isinstance(worst, list) else []
     drawn = _drawings(story)
     figures, wide = [], False
-    for row in [row for row in rows if not drawn or str(row.get("index")) in drawn][:SHOWN]:
+    for row in [row for row in rows if not drawn or str(row.get("index")) in drawn][:most]:
         tiles = drawn[str(row.get("index"))] if drawn else _thumbnail(_file_of(story, row))
         size = sum(map(len, tiles.values()))
         tiles = tiles if size <= most_bytes else {}

@@ -17,8 +17,8 @@ from sightline import __version__
 from sightline.errors import UsageError
 from sightline.files.whole import write_whole
 from sightline.report import data_facts
-from sightline.report.charts import COLOURS, line_chart
-from sightline.report.html import anchor, bar, card, folded, is_score, pairs, section, table, text
+from sightline.report.curves import charts
+from sightline.report.html import anchor, bar, folded, is_score, pairs, section, table, text
 from sightline.report.most_wrong import most_wrong
 from sightline.report.scores import all_values, classes, confusions, numbers, speed
 from sightline.report.story import RunStory, read_story
@@ -33,10 +33,6 @@ IMAGE_BYTES = 2 * 2**20  # of all images of a page, so that it stays below 3 MB
 RELOAD_S = 60  # while the run is at work
 SHARED_SHOWN = 10  # values that have one origin
 SKIPPED_SHOWN, CLASSES_COMPARED = 20, 20
-MOST_LINES = 2 * COLOURS  # of a chart
-NOTHING = -1  # COCO's score of objects that do not occur
-KINDS = {"train": "training", "evaluate": "validation"}
-NOT_SCORES = {"loss", "val_loss", "samples", "volumes", "skipped", "dice_sum", "score_threshold"}  # of another scale
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -77,7 +73,7 @@ def page(stories: Sequence[RunStory]) -> str:
 def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) -> str:
     run = story.summary
     sections = {
-        "Curves": _charts([story], [name]),
+        "Curves": charts([story], [name]),
         "Worst predictions": most_wrong(story, image_bytes // 2),
         "Classes": classes(story),
         "Confusion matrix": confusions(story),
@@ -124,7 +120,7 @@ def _several(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             f"<h1>{len(stories)} runs</h1>",
             _overview(stories, names),
             section("What differs", table(("field", *names), changes) if changes else "nothing"),
-            section("Curves", _charts(stories, names)),
+            section("Curves", charts(stories, names)),
             section("Classes that differ most", _compared_classes(stories, names)),
             *(
                 f"<h2>{text(name)}</h2>" + folded("the whole page of this run", _one(story, name, each, is_whole=False))
@@ -166,61 +162,6 @@ def _compared_classes(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     rows = sorted(found.items(), key=lambda item: min(item[1].values()) - max(item[1].values()))[:CLASSES_COMPARED]
     cells = [[text(name), *(bar(values.get(place)) for place in range(len(stories)))] for name, values in rows]
     return table(("class", *names), cells, numbers=True) if cells else ""
-
-
-def _charts(stories: Sequence[RunStory], names: Sequence[str]) -> str:
-    known = list(dict.fromkeys(name for story in stories for name in story.curves))
-    headlines = [story.summary.headline for story in stories if story.summary.headline]
-    scores = [name for name in known if name.startswith("evaluate/") and name[9:] not in (*NOT_SCORES, *headlines)]
-    parts = [name for name in known if name.startswith("train/") and name.endswith("_loss")]
-    if len(stories) > 1:  # whose colours are those of the runs
-        parts, scores = [], scores[:1]
-    wanted = {
-        "Loss": ["train/loss", "evaluate/loss", "evaluate/val_loss"],
-        "Parts of the loss": parts,
-        "Score": [f"{kind}/{name}" for name in dict.fromkeys(headlines) for kind in ("train", "evaluate")],
-        "Other scores": scores[:COLOURS],
-        "Learning rate": ["train/lr"],
-        "Images per second": ["train/images_per_s"],
-        "Time spent waiting for data (fraction)": ["train/data_wait"],
-        "Gradient norm": ["train/grad_norm"],
-    }
-    cards = []
-    for title, curves in wanted.items():
-        found = {
-            (run, curve): story.curves[curve]
-            for run, story in zip(names, stories, strict=True)
-            for curve in curves
-            if curve in story.curves
-        }
-        shown = list(dict.fromkeys(curve for _, curve in found))
-        series, looks = {}, {}
-        for (run, curve), points in list(found.items())[:MOST_LINES]:
-            label = _label(run, curve, shown, len(stories))
-            series[label] = [(x, y) for x, y in points if y != NOTHING]
-            if len(stories) > 1:  # a colour for each run
-                looks[label] = names.index(run), "faint" if curve.startswith("train/") and len(shown) > 1 else ""
-        if title.endswith(("Score", "scores")) and len({name.split("/", 1)[1] for name in shown}) == 1:
-            title = f"{title}: {title_of(shown[0].split('/', 1)[1])}"
-        cards.append(card(title, line_chart(series, looks=looks, epochs=_common_epochs(stories))))
-    return f'<div class="charts">{"".join(cards)}</div>' if any(cards) else ""
-
-
-def _common_epochs(stories: Sequence[RunStory]) -> Sequence[tuple[float, float]]:
-    """Return the ends of epochs, of several runs those of the longest; none where their epochs differ in length."""
-    known = [story.epochs for story in stories if story.epochs]
-    lengths = {step / epoch for (step, epoch), *_ in known}
-    return max(known, key=len) if len(lengths) == 1 and len(known) == len(stories) else ()
-
-
-def _label(run: str, curve: str, curves: Sequence[str], runs: int) -> str:
-    """Name a line by what tells it from the others of its chart."""
-    kind, name = curve.replace("/val_", "/").split("/", 1)
-    name = title_of(name)
-    kinds, names = ({each.replace("/val_", "/").split("/", 1)[part] for each in curves} for part in (0, 1))
-    words = [run] if runs > 1 else []
-    words += [KINDS.get(kind, kind)] if len(kinds) > 1 else []
-    return " ".join([*words, name] if len(names) > 1 or not words else words)
 
 
 def _command(story: RunStory) -> str:

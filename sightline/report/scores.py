@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sightline.report.charts import line_chart, short
@@ -57,13 +57,19 @@ def speed(story: RunStory) -> str:
 def all_values(story: RunStory) -> str:
     """Return every score of the best and of the last evaluation."""
     best, last = (each.get("values") for each in (story.best, story.last))
-    columns = [("best", story.best, best)] if isinstance(best, dict) else []
+    columns = {f"best, {_epoch(story.best)}": best} if isinstance(best, dict) else {}
     if isinstance(last, dict) and (not columns or story.last.get("step") != story.best.get("step")):
-        columns.append(("last", story.last, last))
-    names = list(dict.fromkeys(name for *_, values in columns for name in (*shown(values), *COUNTED) if name in values))
+        columns[f"last, {_epoch(story.last)}"] = last
+    return values_beside(columns)
+
+
+def values_beside(columns: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the values of evaluations by name, a column each; "" without a value."""
+    every = columns.values()
+    names = list(dict.fromkeys(name for values in every for name in (*shown(values), *COUNTED) if name in values))
     more = [name for name in names if name in COCO_MORE and "ap" in names]
-    rows = {name: [text(title(name)), *(_value(name, values.get(name)) for *_, values in columns)] for name in names}
-    header = ("score", *(f"{which}, {_epoch(scores)}" for which, scores, _ in columns))
+    rows = {name: [text(title(name)), *(_value(name, values.get(name)) for values in every)] for name in names}
+    header = ("score", *columns)
     drawn = table(header, [row for name, row in rows.items() if name not in more], numbers=True) if rows else ""
     others = table(header, [rows[name] for name in more], numbers=True) if more else ""
     return drawn + folded(f"{len(more)} more of COCO's scores", others)
@@ -71,12 +77,13 @@ def all_values(story: RunStory) -> str:
 
 def classes(story: RunStory) -> str:
     """Return the table of classes, the lowest scores first, and beside it precision over recall."""
-    parts = [_class_table(story), card(_curve_title(story), curves(story))]
+    parts = [class_table(story), card(_curve_title(story), curves(story))]
     drawn = [f"<div>{part}</div>" for part in parts if part]
     return f'<div class="two">{"".join(drawn)}</div>' if len(drawn) > 1 else "".join(drawn)
 
 
-def _class_table(story: RunStory) -> str:
+def class_table(story: RunStory, most: int = CLASSES_LISTED) -> str:
+    """Return the table of classes, the lowest scores first; "" without one."""
     rows = story.rows("classes")
     if not rows:
         return ""
@@ -85,13 +92,13 @@ def _class_table(story: RunStory) -> str:
     rows = sorted(rows, key=lambda row: row[names[0]] if names and is_score(row.get(names[0])) else math.inf)
     cells = [
         [text(row.get("class", "?")), *((number if name in COUNTS else bar)(row.get(name)) for name in names)]
-        for row in rows[:CLASSES_LISTED]
+        for row in rows[:most]
     ]
     header = ("class", *(title(of_class(name)) for name in names))
     drawn = table(header, cells[:CLASSES_SHOWN], numbers=True)
     if more := cells[CLASSES_SHOWN:]:
         drawn += folded(f"{len(more)} more", table(header, more, numbers=True))
-    if (left := len(rows) - CLASSES_LISTED) > 0:
+    if (left := len(rows) - most) > 0:
         drawn += f'<p class="dim">{left} more in the scores file</p>'
     return drawn + _threshold_note(story)
 

@@ -26,10 +26,11 @@ from sightline.data.volumes.files import (
     read_scan,
 )
 from sightline.data.volumes.geometry import Geometry, Triple, to_original
+from sightline.data.volumes.inputs import is_flat, scan_of
 from sightline.errors import BadSample, UsageError
 from sightline.parts import Batch, DataSpec, PredictJob
 from sightline.report.predictions import ResultFolder, TableRow
-from sightline.report.slices import Look, contact_sheet, millilitres, outline_colour, outlined_image
+from sightline.report.slices import Look, contact_sheet, grey_tile, millilitres, outline_colour, outlined_image
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +75,7 @@ class VolumePredictions(ResultFolder):
         mask, counts = mask_of(scores, self.spec.classes, self.options.largest)
         try:
             header = read_header(path, name, self.spec.channels)
-            drawing = _drawing(case, path, self.spec, mask) if self.options.draws else None
+            drawing = drawn_mask(case, path, self.spec, mask) if self.options.draws else None
             if header.shape[1:] != geometry.original:
                 raise BadSample(name, f"{path} has changed since it was predicted; predict it again")
         except BadSample as bad:
@@ -146,18 +147,31 @@ def as_line(row: Mapping[str, Any]) -> str:
 def compared_slices(case: str, image: Path, mask: Path, label: Path, spec: DataSpec) -> Image.Image:
     """Draw an image, or slices of a volume, with the outlines of its mask and of its label."""
     found, truth = read_label(mask, case)[0], read_label(label, case, len(spec.classes))[0]
-    return _drawing(case, image, spec, found, truth)
+    return drawn_mask(case, image, spec, found, truth)
 
 
-def _drawing(case: str, path: Path, spec: DataSpec, mask: np.ndarray, label: np.ndarray | None = None) -> Image.Image:
-    """Draw the mask into its file; raise BadSample if that has another shape than when it was predicted."""
-    scan = read_scan(path, case, spec.channels)
+def drawn_mask(
+    case: str,
+    given: Path | np.ndarray | Image.Image,
+    spec: DataSpec,
+    mask: np.ndarray,
+    label: np.ndarray | None = None,
+) -> Image.Image:
+    """Draw the mask into its file, or image in memory; raise BadSample if that has another shape than when it was
+    predicted."""
+    scan = read_scan(given, case, spec.channels) if isinstance(given, Path) else scan_of(given, spec, case)
     if scan.voxels.shape[1:] != mask.shape:
-        raise BadSample(case, f"{path} has changed since it was predicted; predict it again")
+        named = given if isinstance(given, Path) else case
+        raise BadSample(case, f"{named} has changed since it was predicted; predict it again")
     look = Look(case, scan.voxels[0], scan.spacing, scan.affine, spec.classes, mask, label)
-    if is_image(path):
-        return outlined_image(decode_rgb(read_bytes(path, case), case), look)
-    return contact_sheet(look)
+    if isinstance(given, Path) and is_image(given):
+        return outlined_image(decode_rgb(read_bytes(given, case), case), look)
+    if not is_flat(scan):
+        return contact_sheet(look)
+    planes = scan.voxels[:, 0]
+    if len(planes) == 3:  # a colour image in memory
+        return outlined_image(np.moveaxis(planes, 0, 2).astype(np.uint8), look)
+    return outlined_image(np.asarray(grey_tile(planes[0], max(mask.shape))), look)
 
 
 def _write_image(path: Path, mask: np.ndarray, affine: np.ndarray) -> None:

@@ -24,9 +24,9 @@ TABLES: dict[tuple[float, ...], int] = {(0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0
 MOST = {"sgd": 0.1, "sgd_keras": 0.1, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e-3, "radam": 1e-3}
 
 # Training images from which random weights learn little: demo_classification learnt nothing from 100, 300 and 1,000
-# drawn shapes. Weights for finetune_TASK instead; U-Nets are not listed, since they learn from some tens of volumes.
+# drawn shapes. Recipes that start from weights; U-Nets are not listed, since they learn from some tens of volumes.
 FEW = 1000
-WEIGHTS_FOR = {"Classification": "torchvision:resnet50", "Detection": "torchvision:resnet34"}
+TUNED = {"Classification": "classification", "Detection": "detection"}
 
 # Batch-norm statistics keep exp(-4), 2 %, of what they were 4 / momentum steps before: 40 steps at torch's 0.1. A
 # validation loss three times that of training is explained by them until then. docs/runs.md has the experiment.
@@ -91,16 +91,15 @@ def no_weights(recipe: Recipe) -> str:
 
 def few_images(recipe: Recipe, images: int) -> str:
     """Warn about random weights and fewer images than they can learn from."""
-    task, path = type(recipe.task.build()).__name__, str(getattr(recipe.data, "path", ""))
-    better = f"finetune_{task.lower()}"
+    better, path = TUNED.get(type(recipe.task.build()).__name__, ""), str(getattr(recipe.data, "path", ""))
+    says_so = recipe.plan is not None or recipe.name == f"finetune_{better}"
     weights = getattr(recipe.model, "weights", "")
-    is_other = task not in WEIGHTS_FOR or recipe.name == better or path.startswith("synthetic:")
-    if images > FEW or weights or is_other:
+    if images > FEW or weights or not better or says_so or path.startswith("synthetic:"):
         return ""
-    given = f"--data.path {shlex.quote(path)} " if path else ""
+    given = f" --data {shlex.quote(path)}" if path else ""
     return (
-        f"{images} images are few for training from scratch; the model may not learn. Start from "
-        f"pretrained ones: sightline train {better} {given}--model.weights {WEIGHTS_FOR[task]}"
+        f"{images} images are few for training from scratch; the model may not learn. Start from pretrained weights: "
+        f"sightline train {better}{given}"
     )
 
 

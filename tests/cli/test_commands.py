@@ -321,7 +321,7 @@ def test_inspect_knows_short_epochs_and_what_learns(sightline, shapes: Path):
 
 def test_train_refuses_what_it_cannot_understand(sightline, tmp_path: Path):
     for arguments, message in (
-        ([], f"train: which recipe? Available: {NAME}"),
+        ([], "train: which recipe? Available: classification"),
         (["--config"], "--config needs a file"),
         (["resnet_50000"], "unknown recipe 'resnet_50000'"),
         ([tmp_path / "gone.py"], "does not exist"),

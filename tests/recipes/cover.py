@@ -28,10 +28,15 @@ def parts(name: str) -> set[str]:
     return classes(name) | {f"optimizer {made.optimizer.kind}", f"schedule {made.schedule.kind}"}
 
 
+def names() -> list[str]:
+    """Return the names of all recipes, last those for anybody's data, of which a plan may decide values."""
+    return sorted(recipes.names(), key=lambda name: name in recipes.ANY_DATA)
+
+
 def chosen(kinds: Kinds) -> list[str]:
     """Choose recipes until every kind occurs."""
     found: list[str] = []
-    for name in (*RICHEST, *recipes.names()):
+    for name in (*RICHEST, *names()):
         if kinds(name) - set().union(*map(kinds, found)):
             found.append(name)
     return found

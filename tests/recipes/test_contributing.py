@@ -49,6 +49,21 @@ def test_the_source_gives_the_batches_of_the_folders_that_it_lists(tmp_path: Pat
     assert ours.bits() == folders.bits()
 
 
+def test_the_plan_decides_by_the_number_of_images(tmp_path: Path, shapes: Path):
+    text = example("A recipe")
+    (tmp_path / "own_plan.py").write_text(
+        "from dataclasses import replace\nfrom sightline.recipe.plan import Known\n"
+        f"from sightline.recipes import demo_classification\n{text}\ndef recipe():\n"
+        "    return replace(demo_classification.recipe(), name='own_plan', plan=plan)\n",
+        encoding="utf-8",
+    )
+    flags = [f"--data.path={shapes}", f"--run.out={tmp_path / 'run'}"]
+    recipe, _ = config.load(str(tmp_path / "own_plan.py"), flags)
+    images = sum(1 for _ in (shapes / "train").glob("*/*"))
+    assert recipe.train.epochs == 30 and recipe.origins["train.epochs"] == f"decided: {images} training images"
+    assert config.load(str(tmp_path / "own_plan.py"), [*flags, "--epochs=3"])[0].train.epochs == 3
+
+
 def test_the_task_learns_and_its_field_is_a_flag(tmp_path: Path, tiny, train_made):
     file = tmp_path / "own_task.py"
     file.write_text(example("A task"), encoding="utf-8")

@@ -558,7 +558,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "std": [Flip(("0.1 0.2 0.3",), samples, base=NORMALISED)],
         "path": [Flip(("synthetic:classes=4,samples=24,size=50",), samples), Flip(("",), refusal)],
         "source": [Flip(("coco",), refusal)],
-        "mask_pattern": [Flip(("{}_label",), refusal)],
+        "mask_pattern": [Flip(("{}_label",), refusal, base=("--data.path=MASKED",))],
         "ignore": [Flip(("5",), samples, base=("--data.path=MASKED",))],
         "classes": [Flip(("7",), refusal)],
         "samples": [Flip(("77",), declared, base=("--data.path=", "--data.classes=4"))],
@@ -810,7 +810,7 @@ def rows() -> list[tuple[str, str, str, int]]:
     """(recipe, part, field, number of the flip); a field without a row in the table has number -1."""
     found = []
     seen = set()  # a field of a class that several recipes use is looked at once
-    for name in recipes.names():
+    for name in COVER["names"]():
         for part, value in parts_of(name).items():
             for each in dataclasses.fields(value):
                 if (type(value), each.name) in seen:

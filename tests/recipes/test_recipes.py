@@ -30,7 +30,8 @@ STEPS = 6  # two epochs of three
 HELD_OUT = {"ClassificationData": 3, "DetectionData": 3, "MaskData": 3, "SegmentationData": 12}  # slices of two volumes
 HELD_OUT_VOLUMES = 6
 CLASSIFIERS = [n for n in recipes.names() if recipes.find(n).recipe().task.headline == "top1"]
-CLASSIFIERS.remove("finetune_classification")  # its rates are for pretrained weights, see test_finetune.py
+for _name in ("classification", "finetune_classification"):  # for pretrained weights, see test_finetune.py
+    CLASSIFIERS.remove(_name)
 LEARNS_WELL = {
     "ResNetConfig": ["--model.width=8", "--optimizer.lr=0.1"],
     "ArchConfig": ["--optimizer.lr=0.02", "--optimizer.lr-for-batch=0", "--schedule.warmup-epochs=1"],

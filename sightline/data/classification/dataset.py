@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from sightline.data import cached_samples, decoder_choice
+from sightline.data import cached_samples, counts, decoder_choice
 from sightline.data.augment import batched
 from sightline.data.augment.classification import Params
 from sightline.data.classification.config import ClassificationData
@@ -22,7 +21,7 @@ from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.workers import LEFT_OVER, PACKED
-from sightline.data.sources import Opener, Sample, Source, open_source, spread, wrong_classes
+from sightline.data.sources import Opener, Sample, Source, open_source, wrong_classes
 from sightline.data.sources.layouts import kept_of
 from sightline.data.sources.named_files import FilesSource
 from sightline.errors import BadData, BadSample, UsageError
@@ -38,7 +37,6 @@ from sightline.parts import (
     SplitFacts,
 )
 
-MOST_SIZES = 200  # images whose sizes the report of a run is made from
 _GEOMETRY = ((len(batched.FIELDS),), "int32")
 _HEIGHT = batched.FIELDS.index("height")
 
@@ -126,16 +124,8 @@ class ClassificationDataset(Dataset):
 
     def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
         """Count the images of every class; read the sizes of some."""
-        counts = np.pad(self.source.per_class(), self.config.around_classes)
-        sizes = []
-        for index in spread(len(self), MOST_SIZES):
-            if is_late():
-                break
-            with contextlib.suppress(BadSample):
-                sample, header = cached_samples.read(self.source, index)
-                height, width = (header.shape if header else np.shape(sample.data))[:2]
-                sizes.append((height, width))
-        return SplitFacts(len(self), "images", "images", tuple(counts.tolist()), len(self), tuple(sizes))
+        found = counts.of_labels(self.source, is_late)
+        return replace(found, counts=tuple(np.pad(found.counts, self.config.around_classes).tolist()))
 
     def prefers_host(self, device: Device, workers: int, deterministic: bool) -> tuple[bool, str]:
         """Choose the decoder of `auto`: the faster one for these images; small ones are the CPU's."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sightline.data import counts
 from sightline.data.augment.detection import Params, move_boxes
 from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
 from sightline.data.detection.config import DetectionData
@@ -38,8 +39,6 @@ from sightline.parts import (
     Split,
     SplitFacts,
 )
-
-MOST_COUNTED = 2000  # images whose boxes and sizes the report of a run is made from
 
 
 def open_split(config: DetectionData, split: Split, seed: int, opener: Opener | None = None) -> Dataset:
@@ -138,17 +137,7 @@ class DetectionDataset(Dataset):
 
     def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
         """Count the boxes of every class in some images, whose sizes are annotated."""
-        counts = np.zeros(len(self.spec.classes) + 1, np.int64)
-        sizes, boxes = [], []
-        for index in spread(len(self), MOST_COUNTED):
-            if is_late():
-                break
-            found = self.source.objects(index)
-            counts += np.bincount(found.labels, minlength=len(counts))
-            sizes.append((found.height, found.width))
-            boxes.append(len(found.labels))
-        per_class = tuple(counts[1:].tolist())
-        return SplitFacts(len(self), "images", "boxes", per_class, len(boxes), tuple(sizes), tuple(boxes))
+        return counts.of_boxes(self.source, is_late)
 
     def bind(self, device: Device, global_batch: int) -> Bound:
         """Decide whether images are kept in memory, and whether the first batch is repeated."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sightline.data import counts
 from sightline.data.augment.classification import normalize
 from sightline.data.inputs import Files, read_bytes
 from sightline.data.loading import cache as caching
@@ -25,8 +26,6 @@ from sightline.errors import BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout, Split, SplitFacts
 
-MOST_COUNTED = 200  # images whose pixels the report of a run counts
-MOST_SIZED = 2000  # images whose sizes it shows
 AT_ONCE = 2**26  # values of the images, or of their scores, that are evaluated at once: 256 MiB
 
 
@@ -150,19 +149,7 @@ class MaskDataset(Dataset):
 
     def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
         """Count the pixels of every class in some images."""
-        counts, counted, sizes = np.zeros(IGNORED + 1, np.int64), 0, []
-        for index in spread(len(self), MOST_SIZED):
-            if is_late():
-                break
-            sizes.append(self._size(index))
-        for index in spread(len(self), MOST_COUNTED):
-            if is_late() and counted:
-                break
-            with contextlib.suppress(BadSample):
-                counts += np.bincount(self.source.mask(index).reshape(-1), minlength=len(counts))
-                counted += 1
-        per_class = tuple(counts[: len(self.spec.classes)].tolist())
-        return SplitFacts(len(self), "images", "pixels", per_class, counted, tuple(sizes))
+        return counts.of_masks(self.source, is_late)
 
     def bind(self, device: Device, global_batch: int) -> Bound:
         """Decide whether images and masks are kept in memory."""

@@ -50,17 +50,25 @@ def describe_found(path: str, fold: int = 0, parts: int = 5) -> str:
     )
 
 
+def training_shapes(path: str, fold: int, parts: int) -> list[tuple[int, int, int]]:
+    """Return the shapes of the training volumes; none if the path is not a prepared folder to train on. Imports no
+    torch."""
+    plan = read_plan(Path(path)) if detect(path) else None
+    if plan is None or plan.mode != "training" or not (2 <= parts <= len(plan.cases) and 0 <= fold < parts):
+        return []
+    return [case.shape for case in _chosen(plan, "train", fold, parts)]
+
+
 def steps_of_epoch(path: str, fold: int, parts: int, nvol: int) -> Callable[[int], int] | None:
     """Return the steps that an epoch has with a given batch, without a partial last one; None if the path is not a
     prepared folder to train on. Imports no torch."""
-    plan = read_plan(Path(path)) if detect(path) else None
-    if plan is None or plan.mode != "training" or not (2 <= parts <= len(plan.cases) and 0 <= fold < parts):
+    shapes = training_shapes(path, fold, parts)
+    if not shapes:
         return None
-    cases = _chosen(plan, "train", fold, parts)
-    if plan.dim == 3:
-        return lambda batch: len(cases) // batch
-    shallowest = min(case.shape[0] for case in cases)
-    return lambda batch: len(cases) // volumes_of(batch, nvol, shallowest) if batch >= nvol else 0
+    if read_plan(Path(path)).dim == 3:
+        return lambda batch: len(shapes) // batch
+    shallowest = min(shape[0] for shape in shapes)
+    return lambda batch: len(shapes) // volumes_of(batch, nvol, shallowest) if batch >= nvol else 0
 
 
 def volumes_of(batch: int, nvol: int, depth: int) -> int:

@@ -73,7 +73,7 @@ class VolumeFiles(Dataset):
         return {
             "image": image.reshape(-1),
             "volume": np.array(index),
-            "flat": np.array(is_image(given) if isinstance(given, Path) else np.array_equal(given.affine, UNPLACED)),
+            "flat": np.array(is_image(given) if isinstance(given, Path) else is_flat(given)),
             **{key: np.array(value, np.int64) for key, value in places.items()},
         }
 
@@ -118,6 +118,11 @@ def scan_of(given: np.ndarray | Image.Image, spec: DataSpec, name: str) -> Scan:
     depth, height, width = (*[1.0] * (3 - len(spec.spacing)), *spec.spacing)  # a network of slices has two
     voxels = np.ascontiguousarray(given if given.ndim == 4 else given[None], np.float32)
     return Scan(voxels, (depth, height, width), np.diag([width, height, depth, 1.0]))
+
+
+def is_flat(scan: Scan) -> bool:
+    """Return whether a scan is a 2D image, which has no place."""
+    return np.array_equal(scan.affine, UNPLACED)
 
 
 def _flat(pixels: np.ndarray) -> Scan:

@@ -109,6 +109,28 @@ def test_starting_weights_are_loaded_and_the_head_may_differ(tmp_path):
     )
 
 
+def test_a_replaced_head_is_as_small_as_torch_draws_it(tmp_path):
+    """MobileNet's is small anyway; EfficientNet's grows as classes become fewer: 0.58 for three of them."""
+    file = tmp_path / "given.safetensors"
+    for arch, features in (("efficientnet_b0", 1280), ("mobilenet_v3_small", 1024)):
+        source = ArchConfig(arch=arch).build(replace(SPEC, classes=("a", "b", "c", "d")))
+        save_file(source.state_dict(), file)
+        heads = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            model = ArchConfig(arch=arch, weights=str(file)).build(SPEC)
+            assert ArchConfig(arch=arch, weights=str(file)).load_weights(model).note
+            heads.append(model.classifier[-1].weight.detach())
+        assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
+        assert 0.95 < heads[0].abs().max() * features**0.5 <= 1
+        torch.nn.init.constant_(model.classifier[-1].weight, torch.nan)  # as `evaluate RECIPE --weights` looks for it
+        ArchConfig(arch=arch, weights=str(file)).load_weights(model)
+        assert model.classifier[-1].weight.isnan().all()
+        same = ArchConfig(arch=arch, weights=str(file)).build(replace(SPEC, classes=("x", "y", "z", "w")))
+        ArchConfig(arch=arch, weights=str(file)).load_weights(same)
+        assert torch.equal(same.classifier[-1].weight, source.classifier[-1].weight)  # one that fits is loaded
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

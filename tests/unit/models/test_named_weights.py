@@ -81,10 +81,10 @@ def test_a_detector_takes_its_trunk_by_name(tmp_path, server, monkeypatch):
     source = torchvision.models.resnet18(num_classes=3)
     file = served(tmp_path, source, "resnet18")
     point(monkeypatch, torchvision.models.ResNet18_Weights.IMAGENET1K_V1, f"{server[0]}/{file}")
-    config = SsdConfig(depth=18, weights="torchvision:resnet18")
+    config = SsdConfig(depth=18, weights="torchvision:resnet18.IMAGENET1K_V1")
     model = config.build(SPEC)
 
-    assert config.start_from(model).startswith("trunk: loaded 90 tensors of torchvision:resnet18 (")
+    assert config.start_from(model).startswith("trunk: loaded 90 tensors of torchvision:resnet18.IMAGENET1K_V1 (")
     assert torch.equal(model.trunk.layer3[1].conv2.weight, source.layer3[1].conv2.weight)
 
 

@@ -5,8 +5,8 @@ from html.parser import HTMLParser
 import pytest
 
 from sightline.report import charts, most_wrong, scores
+from sightline.report.curves import _label
 from sightline.report.html import is_score, text
-from sightline.report.page import _label
 
 
 class Attributes(HTMLParser):

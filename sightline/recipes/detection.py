@@ -1,0 +1,87 @@
+"""Detection in your own images with boxes: from 50 images on, decided from the images and the machine.
+
+    sightline train detection --data.path DIR --run.out runs/mine
+
+DIR holds images with boxes in files of COCO, YOLO or Pascal VOC (docs/data_boxes.md). Before it starts, the run looks
+at the images and decides the trunk, its pretrained weights, the size, the batch, the epochs and the rates. It says what
+it decided, and `sightline inspect RUN` says why. What you type stays: `--weights FILE|torchvision:resnet34|none`,
+`--data.size 512`, `--epochs 80`, `--lr 0.0003`.
+Expected: docs/results.md, "Your own images": one set, 3 seeds.
+"""
+
+from sightline.data.detection import DetectionData
+from sightline.hardware import early_cuda
+from sightline.models import pretrained
+from sightline.models.config import SsdConfig
+from sightline.recipe.plan import Known
+from sightline.recipe.recipe import Recipe
+from sightline.tasks.config import DetectionConfig
+from sightline.train.config import TrainConfig
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.schedules import ScheduleConfig
+
+
+def recipe() -> Recipe:
+    """Return an SSD tuned at low rates; `plan` chooses its trunk, and everything that depends on the images."""
+    return Recipe(
+        name="detection",
+        model=SsdConfig(depth=34, init="torch"),
+        data=DetectionData(size=300, resize="antialias"),
+        task=DetectionConfig(),
+        optimizer=OptimizerConfig(
+            kind="adamw",
+            lr=5e-4,
+            lr_for_batch=16,
+            weight_decay=0.01,
+            norm_weight_decay=0.0,
+            bias_weight_decay=0.0,
+        ),
+        schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
+        train=TrainConfig(
+            epochs=40,
+            global_batch=16,
+            ema=0.99,
+            clip=5.0,
+            eval_every_epochs=2,
+            last_batch="wrap",
+            min_epoch_steps=50,
+        ),
+        plan=plan,
+    )
+
+
+def plan(known: Known) -> None:
+    """Decide in the order in which one thing follows from another: trunk, size, length, rates."""
+    has_gpu = early_cuda.is_expected(known["run.device"])
+    is_tuned = _trunk(known, has_gpu)
+    if known.purpose == "score":
+        return
+    side = known.side or 300
+    size = 512 if has_gpu and side >= 600 else 300 if side > 200 else 160
+    known.decide("data.size", size, f"images are {side} pixels on their shorter side")
+    images = known.train.items
+    because = f"{images} training images"
+    known.decide("train.global_batch", 16 if images < 4_000 or not has_gpu else 32, because)
+    epochs = min(40, max(12, round(40 * (10_000 / images) ** 0.5)))
+    if is_tuned:
+        known.decide("optimizer.trunk_lr_scale", 0.2, "keeps more of what the weights have learnt")
+    else:
+        epochs *= 2
+    known.decide_length(epochs, because, head_epochs=1 if is_tuned else 0)
+    weights = f"weights {known['model.weights']}" if is_tuned else "random weights"
+    known.lines.append(
+        f"chosen: SSD on ResNet-{known['model.depth']}, {weights}, {known['data.size']} px; every choice is a flag, "
+        "`sightline inspect RUN` gives its reason"
+    )
+
+
+def _trunk(known: Known, has_gpu: bool) -> bool:
+    """Take the weights that were typed and their trunk, or a trunk and its weights; return whether it has any."""
+    weights = known["model.weights"] or ""
+    named = {f"resnet{depth}": depth for depth in (18, 34)}.get(pretrained.network_of(weights))
+    if named:
+        known.decide("model.depth", named, f"the trunk of {weights}")
+    elif not has_gpu and not weights:
+        known.decide("model.depth", 18, "the CPU is too slow for more")
+    depth = known["model.depth"]
+    return pretrained.start_from(known, f"{pretrained.TORCHVISION}resnet{depth}" if depth else "")

@@ -1,0 +1,46 @@
+"""benchmarks/own_data.py: how masks are scored, and which run waits for which."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchmetrics.classification import MulticlassJaccardIndex
+from torchmetrics.functional.segmentation import dice_score
+
+SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "own_data.py"
+
+
+@pytest.fixture(scope="module")
+def own_data():
+    spec = importlib.util.spec_from_file_location("own_data", SCRIPT)
+    module = sys.modules["own_data"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["own_data"]
+
+
+def test_masks_are_scored_as_by_torchmetrics(own_data, tmp_path):
+    masks = np.random.default_rng(0).integers(0, 3, (2, 20, 12), dtype=np.uint8)  # one image
+    for folder, name, mask in zip(("truth", "seen"), ("a.png", "a_mask.png"), masks, strict=True):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(mask).save(tmp_path / folder / name)
+    truth, seen = torch.from_numpy(masks).long()
+    dice = dice_score(seen[None], truth[None], 3, include_background=False, average="macro", input_format="index")
+    expected = {"miou": MulticlassJaccardIndex(3)(seen, truth).item(), "dice": dice.item()}
+    assert own_data.overlap(tmp_path / "truth", tmp_path / "seen") == pytest.approx(expected)
+
+
+def test_a_loop_waits_for_the_run_whose_time_it_has(own_data, tmp_path):
+    words = f"classification {tmp_path / 'a'} {tmp_path / 'b'} --weights w.safetensors --work {tmp_path / 'new'}"
+    jobs = own_data.jobs_of(own_data.arguments(words.split()))
+    firsts = [job for job in jobs if job.name == "classification"]
+    loops = [job for job in jobs if job.words[0] == own_data.LOOP]
+    assert jobs[:12] == firsts + loops and len(jobs) == 30  # those come first, whatever the set
+    assert [(job.data, job.seed) for job in firsts] == [(job.data, job.seed) for job in loops]
+    assert [job.after for job in loops] == firsts and not any(job.is_ready for job in loops)
+    firsts[4].row = {"seconds": 1.0}
+    assert [job for job in loops if job.is_ready] == [loops[4]]
