@@ -22,6 +22,7 @@ from sightline.report.beside import as_jpeg
 from sightline.report.curves import charts
 from sightline.report.draw import draw
 from sightline.report.html import folded, text
+from sightline.report.masks import drawn_in_image
 from sightline.report.most_wrong import most_wrong
 from sightline.report.page import PAGE
 from sightline.report.scores import CLASSES_SHOWN, all_values, class_table, numbers, values_beside
@@ -170,8 +171,11 @@ def _drawn(found: Drawable, side: int) -> Image.Image | None:
         return None
     name = Path(found.file).name
     if isinstance(found, Segmentation):
-        mask = found.mask if found.mask.ndim == 3 else found.mask[None]
-        image = drawn_mask(name, given, origin.spec, mask)
+        if origin.spec.class_ids:  # masks say what they call the classes, volumes do not
+            image = drawn_in_image(name, given, origin.spec, found.mask)
+        else:
+            mask = found.mask if found.mask.ndim == 3 else found.mask[None]
+            image = drawn_mask(name, given, origin.spec, mask)
         side = SHEET_SIDE if found.mask.ndim == 3 else SIDE
         image.thumbnail((side, side))
         return image

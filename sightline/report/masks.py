@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from sightline.data.decode import decode_rgb, read_header
-from sightline.data.inputs import read_bytes
+from sightline.data.inputs import as_channels, decode_given, read_bytes
 from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import MASK, case_name
 from sightline.errors import BadSample, UsageError
 from sightline.parts import Batch, DataSpec, PredictJob
 from sightline.report.predictions import ResultFolder, TableRow
-from sightline.report.slices import Look, outlined_image
+from sightline.report.slices import Look, grey_tile, outlined_image
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-UNPLACED = np.eye(4)
 
 
 class MaskPredictions(ResultFolder):
@@ -65,14 +62,10 @@ class MaskPredictions(ResultFolder):
     def _add_image(self, name: str, mask: np.ndarray, shares: np.ndarray | None) -> None:
         path, stem, drawing = self._files[name], self._names[name], None
         try:
-            data = read_bytes(path, name)
-            if read_header(data, name).shape[:2] != mask.shape:
-                raise BadSample(name, f"{path} has changed since it was predicted; predict it again")
             if self.options.draws:
-                look = Look(stem, mask[None], (1, 1, 1), UNPLACED, self.spec.classes, mask[None])
-                drawing = outlined_image(decode_rgb(data, name), look)
+                drawing = drawn_in_image(stem, path, self.spec, mask)
         except BadSample as bad:
-            self.note_unreadable(bad.name, bad.reason)
+            self.note_unreadable(name, bad.reason)
             return
         height, width = mask.shape
         row: dict[str, Any] = {"file": name, "path": str(path), "width": width, "height": height}
@@ -93,6 +86,19 @@ class MaskPredictions(ResultFolder):
         self._rows[name] = row
         shown = [f"{each['class']} {each['percent']:.2f} %" for each in row["found"]]
         self.say("  ".join([name, f"{width}x{height}", *shown]))
+
+
+def drawn_in_image(name: str, given: Path | np.ndarray | Image.Image, spec: DataSpec, mask: np.ndarray) -> Image.Image:
+    """Draw a mask (height, width) into its file, or image in memory; raise BadSample if that has another size."""
+    form = (name, spec.channels, spec.bits)
+    pixels = decode_given(read_bytes(given, name), *form) if isinstance(given, Path) else as_channels(given, *form)
+    if pixels.shape[:2] != mask.shape:
+        raise BadSample(name, f"{given if isinstance(given, Path) else name} has changed; predict it again")
+    if spec.bits > 8:  # of which it may use a few only
+        shown = np.asarray(grey_tile(pixels[..., 0], max(mask.shape)))
+    else:
+        shown = pixels[..., :3] if spec.channels >= 3 else pixels[..., :1].repeat(3, 2)
+    return outlined_image(shown, Look(name, mask[None], (1, 1, 1), np.eye(4), spec.classes, mask[None]))
 
 
 def values_of(spec: DataSpec) -> list[int | str]:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sightline import api
+
 HERE = ["--run.device=cpu", "--run.workers=0", "--train.precision=fp32", "--run.progress=plain"]
 SCRATCH = ["--train.head-epochs=0", "--optimizer.trunk-lr-scale=1", "--model.arch=resnet18", "--model.width=16"]
 SHORT = [*SCRATCH, "--data.size=32", "--train.max-steps=2", "--train.global-batch=4", "--run.report=off", *HERE]
@@ -95,6 +97,11 @@ def test_any_channels_bits_and_values_go_all_the_way(
     mask = np.asarray(Image.open(out / "00_mask.png"))
     assert mask.shape == Image.open(data / "images" / "00.png").size[::-1]
     assert set(np.unique(mask).tolist()) <= set(counted)
+    drawn = np.asarray(Image.open(out / "00.png").convert("L"))[40:-100, 100:-100]
+    assert drawn.max() > 150, "16 bits of which few are used are drawn too"
+    pixels = np.asarray(Image.open(data / "images" / "00.png"))
+    [found] = api.predict(str(run), [pixels], flags={"run.device": "cpu"})
+    assert np.array_equal(np.array(counted)[found.mask], mask) and "data:image/jpeg" in found._repr_html_()
     other = draw(tmp_path / "other", 2, 3 if channels == 1 else 1)
     said = sightline("predict", run, other / "images" / "00.png", "--out", tmp_path / "none", *HERE)
     wrong = channels in (1, 4)  # a network for colours takes grey images too

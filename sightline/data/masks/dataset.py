@@ -14,11 +14,11 @@ import torch
 
 from sightline.data import counts
 from sightline.data.augment.classification import normalize
-from sightline.data.inputs import Files, read_bytes
+from sightline.data.inputs import Files, as_channels, decode_given, read_bytes
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import SIDES, ImageCache
 from sightline.data.masks.config import MaskData
-from sightline.data.masks.pixels import as_channels, decode_given, highest_of, is_usual, normalisation, read_pixels
+from sightline.data.masks.pixels import highest_of, is_usual, normalisation, read_pixels
 from sightline.data.sources import IGNORED, MaskSource, Opener, open_masks, spread, wrong_classes
 from sightline.data.sources.layouts import ALL, kept_of
 from sightline.data.sources.mask_images import peek

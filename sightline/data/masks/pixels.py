@@ -6,10 +6,8 @@ import contextlib
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
-from sightline.data.decode import decode_channels, decode_rgb, is_grey, pixels_of, read_header
-from sightline.data.inputs import as_pixels
+from sightline.data.decode import decode_rgb
 from sightline.data.sources import MaskSource, spread
 from sightline.errors import BadData, BadSample, UsageError
 
@@ -30,41 +28,6 @@ def read_pixels(source: MaskSource, index: int) -> np.ndarray:
             f"of {source.bits}; store all alike",
         )
     return pixels
-
-
-def decode_given(data: bytes, name: str, channels: int, bits: int) -> np.ndarray:
-    """Decode a file that a user gives, as (height, width, channels) of 8 or 16 bits. Raises BadSample."""
-    header = read_header(data, name)
-    if channels != 3 and header.channels != channels:
-        raise BadSample(
-            name, f"has {header.channels} channels, the network expects {channels}; give an image with as many"
-        )
-    if channels != 4 and (header.depth < 16 or (channels, bits) == (3, 8)):
-        return with_bits(decode_rgb(data, name, header)[..., :channels], bits)
-    return with_bits(decode_channels(data, name, header, channels, 16 if header.depth == 16 else 8), bits)
-
-
-def as_channels(image: np.ndarray | Image.Image, name: str, channels: int, bits: int) -> np.ndarray:
-    """Return an image in memory as (height, width, channels) of 8 or 16 bits."""
-    if (channels, bits) == (3, 8):
-        return as_pixels(image, name)
-    if isinstance(image, Image.Image):
-        found = np.asarray(image) if image.mode == "RGBA" else pixels_of(image, name, grey=is_grey(image))
-    else:
-        found = image[..., None] if image.ndim == 2 else image
-    if found.ndim != 3 or found.dtype not in (np.uint8, np.uint16) or found.shape[2] != channels or not found.size:
-        raise UsageError(
-            f"{name} has the shape {found.shape} and type {found.dtype}; give (height, width, {channels}) of "
-            f"uint{bits}{', or (height, width)' if channels == 1 else ''}"
-        )
-    return with_bits(np.ascontiguousarray(found), bits)
-
-
-def with_bits(pixels: np.ndarray, bits: int) -> np.ndarray:
-    """Return pixels of 8 or 16 bits with so many: black and white stay black and white."""
-    if 8 * pixels.dtype.itemsize == bits:
-        return pixels
-    return pixels.astype(np.uint16) * 257 if bits == 16 else (pixels >> 8).astype(np.uint8)
 
 
 def normalisation(train: MaskSource) -> tuple[Numbers, Numbers]:

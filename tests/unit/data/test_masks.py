@@ -10,8 +10,9 @@ import torch
 from PIL import Image
 
 from sightline.data.augment.masks import Params
+from sightline.data.inputs import as_channels, decode_given
 from sightline.data.masks import MaskData, dataset
-from sightline.data.masks.pixels import IMAGENET, as_channels, decode_given
+from sightline.data.masks.pixels import IMAGENET
 from sightline.errors import BadSample, UsageError
 from sightline.hardware import devices
 from sightline.parts import IGNORED
