@@ -241,6 +241,7 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
         **same_bytes([(source.name(index), each.digest) for index, each in enumerate(seen)]),
         **({"chosen": "from train, as the data have no val split"} if split == "val" and source.held_out else {}),
         **({"ignored": counted(Counter(source.ignored))} if source.ignored else {}),
+        **({"read": "; ".join(source.notes)} if source.notes else {}),
     }
     if not seen:
         report.add("no images", split, split, "the split is empty")

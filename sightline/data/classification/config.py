@@ -45,6 +45,11 @@ class ClassificationData(ClassificationFields, ImageData):
     per image, that of a class's images by images without it / images with it."""
     first_label: Literal[0, 1] = 1
     """TFRecords: the smallest label in the files."""
+    file_column: str = not_compared("")
+    """Tables: the column of file names, where neither the names of the columns nor what is in them decide."""
+    label_column: str = not_compared("")
+    """Tables: the column of labels, or the columns of 0 and 1 for each class: names with commas between, or a pattern
+    such as 'is_*'."""
     decoder: Literal["auto", "cpu", "gpu"] = not_compared("auto")
     """Device that decodes, crops and resizes JPEGs. gpu: by the JPEG engines of the device, with the same random
     numbers and slightly different pixels; auto: where some images of the data are decoded faster, and says so."""
@@ -79,7 +84,8 @@ class ClassificationData(ClassificationFields, ImageData):
         """What these fields say about the files."""
         from sightline.data.sources import SourceOptions
 
-        return SourceOptions(self.first_label, self.classes, self.val_fraction, self.split)
+        options = SourceOptions(self.first_label, self.classes, self.val_fraction, self.split)
+        return replace(options, file_column=self.file_column, label_column=self.label_column)
 
     def dataset_module(self) -> Any:
         from sightline.data.classification import dataset
