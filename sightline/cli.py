@@ -63,10 +63,12 @@ def prepare(flags: Sequence[str]) -> None:
 
 def check(flags: Sequence[str]) -> None:
     """Check every sample before training and list all problems: `sightline check resnet50 --data.path DIR`"""
-    parser = _parser("check", check, "RECIPE [--no-decode] [--json] [--part.field VALUE ...]")
+    parser = _parser("check", check, "RECIPE [--no-decode] [--json] [--write FILE.csv] [--part.field VALUE ...]")
     what = "decode every image; without, read only its header"
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    what = "write a table without duplicates, leaks between splits and unreadable images, for --data"
+    parser.add_argument("--write", type=Path, metavar="FILE.csv", help=what)
     arguments, rest = parser.parse_known_args(flags)
     from sightline import config
     from sightline.recipe.settings import Origin
@@ -87,12 +89,25 @@ def check(flags: Sequence[str]) -> None:
 
     if wants_all_folds:
         refuse_without(recipe)
+    if arguments.write:
+        from sightline.data.check.clean_list import refuse_place
+
+        data.refuse_list()
+        refuse_place(arguments.write)
     with shown_progress() as progress:
         processes = run.workers if run.workers >= 0 else min(usable_cores(), 16)
         report = data.check_samples(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
-    if found := len(report.problems):
-        raise BadData(f"{found} problem{'s' * (found > 1)}; fix what is listed above")
+    found = len(report.problems)
+    if arguments.write:
+        from sightline.data.check.images import Report
+
+        assert isinstance(report, Report) and report.clean is not None, "refuse_list has said no"
+        print(report.clean.write(arguments.write), file=sys.stderr if arguments.json else sys.stdout)
+        found = len(report.unsolved)
+    if found:
+        still = " that the list does not solve" if arguments.write else ""
+        raise BadData(f"{found} problem{'s' * (found > 1)}{still}; fix what is listed above")
 
 
 def show(flags: Sequence[str]) -> None:

@@ -287,6 +287,12 @@ class DataConfig(Part, ABC):
         """Look at every sample of both splits, with `decode` also at its pixels; progress(what, done, total)."""
         raise UsageError(f"{type(self).__name__} has no check of its own; train with it, it stops at the first problem")
 
+    def refuse_list(self) -> None:
+        """Raise UsageError unless the report of `check_samples` can write a list of clean samples."""
+        raise UsageError(
+            "--write lists images with labels, in class folders or a table; these data are of another kind"
+        )
+
 
 class CheckReport(Protocol):
     """Result of `sightline check`."""

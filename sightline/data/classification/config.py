@@ -149,6 +149,17 @@ class ClassificationData(ClassificationFields, ImageData):
             raise UsageError("no data: give --data.path DIR")
         return check_images(self.path, self.source, self.source_options, self.classes, decode, processes, progress)
 
+    def refuse_list(self) -> None:
+        """Images in tar files or records have no files of their own."""
+        from sightline.data.sources import recognised
+
+        kind = recognised("open_source", self.path) if self.source == "auto" else self.source
+        if kind not in ("folder", "table"):
+            raise UsageError(
+                f"--write lists image files, and {self.path} is read as {kind or 'nothing'}; write class folders "
+                f"first: `sightline prepare convert --source {self.path} --out DIR --form folder`"
+            )
+
     def spec_of(self, classes: tuple[str, ...], multi_label: bool = False) -> DataSpec:
         """Return the spec of data with these classes."""
         if self.background != "none" and BACKGROUND in classes:
