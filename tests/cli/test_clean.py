@@ -67,7 +67,7 @@ def test_a_clean_list_of_folders_is_checked_trained_on_and_scored(sightline, dir
     again = sightline("check", NAME, "--data", clean, *HERE)
     assert again.code == 0 and again.out.endswith("no problems\n"), again
     trained = sightline("train", NAME, "--data", clean, "--out", tmp_path / "run", *SMALL)
-    assert trained.code == 0 and "data: 2 classes, 21 + 12 images; labels from clean.csv" in trained.out, trained
+    assert trained.code == 0 and "data: 2 classes, 22 + 12 images; labels from clean.csv" in trained.out, trained
     assert "training images too" not in trained.out + trained.err
     scored = sightline("evaluate", tmp_path / "run", "--split", "test", *HERE)
     assert scored.code == 0 and "on 8 samples" in scored.out, scored
