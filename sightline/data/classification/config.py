@@ -10,7 +10,7 @@ from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import ClassificationFields
 from sightline.data.image_data import ImageData
 from sightline.errors import BadData, UsageError
-from sightline.parts import Dataset, DataSpec, ServedInput
+from sightline.parts import Dataset, DataSpec, ServedInput, Split
 from sightline.recipe.part import not_compared
 
 if TYPE_CHECKING:
@@ -148,6 +148,15 @@ class ClassificationData(ClassificationFields, ImageData):
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         return check_images(self.path, self.source, self.source_options, self.classes, decode, processes, progress)
+
+    def open_plain(self, split: Split, seed: int) -> Dataset:
+        """Open a split as it is evaluated."""
+        from sightline.data.classification.dataset import ClassificationDataset
+
+        opened = self.open(split, seed)
+        if not isinstance(opened, ClassificationDataset):  # of a class of one's own
+            return super().open_plain(split, seed)
+        return ClassificationDataset(self, opened.source, "val", seed)
 
     def refuse_list(self) -> None:
         """Images in tar files or records have no files of their own."""
