@@ -127,6 +127,10 @@ def _check_labels(arguments: argparse.Namespace, words: Sequence[str], own: Coll
     from sightline.files.checkpoint_folder import run_of
 
     folder, rest = Path(words[0]), words[1:]
+    if folder.is_dir() and not any((folder / name).exists() for name in ("checkpoints", "manifest.json")):
+        raise UsageError(
+            f"{folder} is not a run; to check data, name a recipe: sightline check demo_classification --data {folder}"
+        )
     config.refuse_flags_of_run("check", folder, arguments.recipe, rest, own)
     found = suspicious.check_run(folder, rest, arguments.checkpoint, arguments.recipe)
     if arguments.json:

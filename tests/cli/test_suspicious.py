@@ -91,8 +91,8 @@ def test_what_does_not_fit_is_refused(sightline, trained: Path, tmp_path: Path):
     assert said.code == 2 and "--write and --no-decode are for `check RECIPE --data DIR`" in said.err, said
     said = sightline("check", NAME, "--data", trained.parent / "data", "--checkpoint", "latest")
     assert said.code == 2 and "--checkpoint is for `check RUN`" in said.err, said
-    said = sightline("check", tmp_path, *HERE)
-    assert said.code == 4 or "not a run" in said.err, said
+    said = sightline("check", trained.parent / "data", *HERE)
+    assert said.code == 2 and "data is not a run; to check data, name a recipe: sightline check demo" in said.err, said
     words = ["--data", "synthetic:classes=3,samples=8,size=32", "--out", tmp_path / "boxes", *HERE]
     small = ["--train.max-steps=1", "--train.global-batch=4", "--run.report=off", "--data.size=64"]
     assert sightline("train", "demo_detection", *words, *small).code == 0

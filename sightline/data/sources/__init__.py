@@ -269,7 +269,11 @@ def _unknown(name: str, path: str, expected: str) -> str:
     for other, of_other in _RECIPES.items():
         if other != name and recognised(other, path):
             return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
-    return f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
+    tables = sorted(each.name for each in Path(path).glob("*.[cC][sS][vV]")) if name == "open_source" else []
+    said = f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
+    for table in tables[:1]:
+        said += f"; if {table} lists images with labels, use --data.path {shlex.quote(os.path.join(path, table))}"
+    return said
 
 
 def _module(name: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 from sightline.data.formats.label_table import labels_in
 from sightline.data.sources import SourceOptions, open_source
 from sightline.data.sources.table import TableSource
-from sightline.errors import BadData
+from sightline.errors import BadData, UsageError
 
 GENRES = ("Action", "Comedy", "Drama", "N/A")
 
@@ -130,6 +130,13 @@ def test_images_in_several_folders_below_a_table(tmp_path: Path):
         "2 lines cannot be used:\n  line 9: 7 may be data/part_2/7.jpg or more/7.jpg; write its folder\n  line 10"
         in (str(error.value))
     )
+
+
+def test_a_table_of_another_name_is_named(tmp_path: Path):
+    draw(tmp_path / "photos", ["1.jpg"])
+    write(tmp_path / "meta.csv", ("file", "label"), [("1.jpg", "a")])
+    with pytest.raises(UsageError, match=r"; if meta.csv lists images with labels, use --data.path .*/meta.csv$"):
+        both(tmp_path)
 
 
 def test_many_folders_below_a_table_are_not_searched(tmp_path: Path):
