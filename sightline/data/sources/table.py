@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import os
 import stat
 from array import array
@@ -32,7 +31,7 @@ from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts, tar, tfrecord
 from sightline.data.sources.index_files import Names
 from sightline.data.sources.layouts import IMAGES, Layout, Place
-from sightline.data.sources.table_columns import choose, file_column, files_in
+from sightline.data.sources.table_columns import TRIED, choose, file_column, files_in
 from sightline.errors import BadData, first_of
 from sightline.parts import Split
 
@@ -326,9 +325,10 @@ def _part(split: Split, place: Place, wanted: _Wanted, problems: Problems) -> _P
     head = read_head(place.labels)
     roots = [wanted.images(root) for root in (_roots(place.labels) if wanted.searches else [place.images])]
     file = file_column(head, wanted.file_column, [images.path_of for images in roots])
-    if not (file and file.found) and roots[0].look_below():
-        deeper = file_column(head, wanted.file_column, [roots[0].path_of])
-        file = deeper if deeper and deeper.found else file
+    for depth in () if file and file.found else (1, 2):
+        if not (file and file.found == len(head.rows[:TRIED])) and roots[0].look_below(depth):
+            deeper = file_column(head, wanted.file_column, [roots[0].path_of])
+            file = deeper if deeper and deeper.found else file
     chosen = choose(head, file, wanted.file_column, wanted.label_column)
     found = [len(files_in(head, chosen.columns.file, images.path_of)) for images in roots]
     for images in roots:
@@ -391,7 +391,7 @@ class _Files(NamedTuple):
     keys: np.ndarray  # (rows,) int64: digests of their paths
     sizes: np.ndarray  # (rows,) int64; -1: there is no such file
     kinds: np.ndarray  # (rows,) uint8: places of their endings in _Images.endings, 0: not in a folder that was listed
-    several: dict[int, list[str]]  # rows that may mean several files
+    several: dict[int, list[str]]  # rows that may mean several files: what they say, and these
 
 
 class _Part:
@@ -427,15 +427,17 @@ class _Part:
         for row, file in enumerate(map(os.fsdecode, self.table.files.each())):
             found = self.images.find(file)
             if len(found) > 1:
-                several[row] = [name for name, _ in found]
+                several[row] = [file, *(name for name, _ in found)]
             name, size = found[0] if found else (file, 0 if self.images.exists(file) else -1)
             blob += os.fsencode(name)
             ends.append(len(blob))
             keys.append(hash(f"{root}/{name}"))
             sizes.append(size)
             kinds.append(self.images.kind_of(name) if found else 0)
-        is_same = blob == self.table.files.blob and np.array_equal(ends, self.table.files.ends)
-        names = self.table.files if is_same else Names(bytes(blob), np.frombuffer(ends, np.int64))
+        names = self.table.files
+        if blob != names.blob or not np.array_equal(ends, names.ends):
+            names = Names(bytes(blob), np.frombuffer(ends, np.int64))
+            self.table = dataclasses.replace(self.table, files=names)  # those as written are not needed any more
         numbers = (np.frombuffer(keys, np.int64), np.frombuffer(sizes, np.int64), np.frombuffer(kinds, np.uint8))
         return _Files(names, *numbers, several)
 
@@ -454,8 +456,9 @@ class _Part:
         for at in [] if is_multi_label else np.flatnonzero(counts != 1).tolist():
             problems.add(table.path, int(table.lines[rows[at]]), "has no label; add one, or remove the line")
         for row in sorted(files.several.keys() & {*rows.tolist()} if files.several else ()):
-            what = "ending" if len({os.path.dirname(name) for name in files.several[row]}) == 1 else "folder"
-            text = f"{table.files[row]} may be {' or '.join(files.several[row][:3])}; write its {what}"
+            said, *may_be = files.several[row]
+            what = "ending" if len(set(map(os.path.dirname, may_be))) == 1 else "folder"
+            text = f"{said} may be {' or '.join(may_be[:3])}; write its {what}"
             problems.add(table.path, int(table.lines[row]), text)
         if problems.count:
             return Listed(Names.of([]), labels[:0], ends[:0], files.sizes[:0])
@@ -480,16 +483,17 @@ class _Images:
         self._kinds: dict[str, int] = {}  # places in it
         self._listed: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def look_below(self) -> bool:
-        """Let tables name files in folders below this one by their names alone. Return whether there are such folders:
-        few, as the class folders of other data may hold a hundred files of one name."""
-        if not self.below:
-            first = layouts.subfolders(self.root)[:_MAX_SUBFOLDERS]
-            second = [f"{name}/{inner}" for name in first for inner in layouts.subfolders(self.root / name)]
-            found = (name for name in (*first, *second[:_MAX_SUBFOLDERS]) if self._has_images(name))
-            below = list(itertools.islice(found, _MAX_BELOW + 1))
-            self.below = below if len(below) <= _MAX_BELOW else []
-        return bool(self.below)
+    def look_below(self, depth: int) -> bool:
+        """Let tables also name files as they are seen from the folders so far below this one, or if deeper from those
+        with images. Return whether there are such folders: few, as each of many may hold a file of one name."""
+        places = layouts.subfolders(self.root)
+        if depth > 1 and len(places) <= _MAX_BELOW:
+            inner = [f"{place}/{name}" for place in places for name in layouts.subfolders(self.root / place)]
+            places = [place for place in inner if self._has_images(place)] if len(inner) <= _MAX_SUBFOLDERS else []
+        if len(places) > _MAX_BELOW:
+            return False
+        self.below += [place for place in places if place not in self.below]
+        return bool(places)
 
     def _has_images(self, place: str) -> bool:
         folder = _Folder.of(self.root / place)

@@ -20,7 +20,7 @@ from sightline.data.formats.label_table import (
 )
 from sightline.errors import BadData, first_of
 
-_TRIED = 20  # rows whose files are looked for
+TRIED = 20  # rows whose files are looked for
 _MAX_LOOKED_AT = 100  # columns that may hold files or labels
 _MAX_LABELS = 10_000  # of a column that is taken for labels without being called so
 _MAX_LENGTH = 1000  # characters of a cell in it
@@ -46,7 +46,7 @@ class FileColumn(NamedTuple):
 
 def files_in(head: Head, at: int, find: Find) -> list[str]:
     """Return the files that exist of those that the first rows of a column name."""
-    return [found for row in head.rows[:_TRIED] if row[at] and (found := find(row[at]))]
+    return [found for row in head.rows[:TRIED] if row[at] and (found := find(row[at]))]
 
 
 def file_column(head: Head, wanted: str, finds: Sequence[Find]) -> FileColumn | None:
@@ -201,7 +201,7 @@ def _guess(head: Head, others: Sequence[int], split: int | None) -> _Guess:
         return _with_bits(head, texts[0], content[texts[0]].labels, bits, split, said)
     names = [head.names[at] for at in texts]
     if texts:
-        text = f"labels may be in {', '.join(names[:-1])} or {names[-1]}"
+        text = f"labels may be in {first_of(names, 8) if len(names) > 2 else ' or '.join(names)}"
         text += f", or in {_counted(bits)} of 0 and 1" if bits else ""
         return _Guess(problems=[f"{text}; say which: --data.label-column {names[0]}"])
     if bits:  # the lines of the other columns say what is not 0 or 1

@@ -132,6 +132,14 @@ def test_images_in_several_folders_below_a_table(tmp_path: Path):
     )
 
 
+def test_paths_may_begin_in_a_folder_below_a_table(tmp_path: Path):
+    for number in range(12):
+        draw(tmp_path / "train_photos" / f"{number:02d}", ["1.jpg", "2.jpg"])
+    rows = [(f"{number:02d}/{place + 1}.jpg", "ab"[place]) for number in range(12) for place in (0, 1)]
+    write(tmp_path / "labels.csv", ("path", "label"), rows)
+    assert labels(both(tmp_path))["train_photos/07/2.jpg"] == ("b",) and not both(tmp_path)["train"].missing
+
+
 def test_a_table_of_another_name_is_named(tmp_path: Path):
     draw(tmp_path / "photos", ["1.jpg"])
     write(tmp_path / "meta.csv", ("file", "label"), [("1.jpg", "a")])
