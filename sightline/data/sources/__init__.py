@@ -47,6 +47,8 @@ class SourceOptions:
     classes: int = 0  # tar, tfrecord: how many there are, where some of the numbered labels have no samples
     val_fraction: float = 0.2  # without a val split: the share of every class that validates
     split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn; "all"
+    file_column: str = ""  # table: the column of file names; "": by name or content
+    label_column: str = ""  # table: the column of labels, or several of 0 and 1, by names or a pattern
     skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
     listed: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)  # see `once`
 
@@ -86,6 +88,7 @@ class Images(ABC):
     layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
     held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
+    notes: Sequence[str] = ()  # what to say of how the data were read
     missing: Sequence[str] = ()  # files of samples that do not exist, of kinds that list files
 
     @abstractmethod
@@ -266,7 +269,11 @@ def _unknown(name: str, path: str, expected: str) -> str:
     for other, of_other in _RECIPES.items():
         if other != name and recognised(other, path):
             return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
-    return f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
+    tables = sorted(each.name for each in Path(path).glob("*.[cC][sS][vV]")) if name == "open_source" else []
+    said = f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
+    for table in tables[:1]:
+        said += f"; if {table} lists images with labels, use --data.path {shlex.quote(os.path.join(path, table))}"
+    return said
 
 
 def _module(name: str) -> Any:
