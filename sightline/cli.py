@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import json
 import os
 import pkgutil
 import signal
@@ -64,11 +65,20 @@ def prepare(flags: Sequence[str]) -> None:
 
 def check(flags: Sequence[str]) -> None:
     """Check every sample before training and list all problems: `sightline check resnet50 --data.path DIR`"""
-    parser = _parser("check", check, "RECIPE [--no-decode] [--json] [--part.field VALUE ...]")
+    parser = _parser("check", check, "RECIPE|RUN [--no-decode] [--json] [--write FILE.csv] [--part.field VALUE ...]")
     what = "decode every image; without, read only its header"
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    what = "write a table without duplicates, leaks between splits and unreadable images, for --data"
+    parser.add_argument("--write", type=Path, metavar="FILE.csv", help=what)
+    _add_checkpoint(parser)
     arguments, rest = parser.parse_known_args(flags)
+    if rest and _names_run(rest[0]):
+        _check_labels(arguments, rest, _own(parser))
+        return
+    _refuse_recipe_of_no_run(arguments.recipe)
+    if arguments.checkpoint != "best":
+        raise UsageError("--checkpoint is for `check RUN`; a recipe has none")
     from sightline import config
     from sightline.recipe.settings import Origin
 
@@ -88,12 +98,51 @@ def check(flags: Sequence[str]) -> None:
 
     if wants_all_folds:
         refuse_without(recipe)
+    if arguments.write:
+        from sightline.data.check.clean_list import refuse_place
+
+        data.refuse_list()
+        refuse_place(arguments.write)
     with shown_progress() as progress:
         processes = run.workers if run.workers >= 0 else min(usable_cores(), 16)
         report = data.check_samples(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
-    if found := len(report.problems):
-        raise BadData(f"{found} problem{'s' * (found > 1)}; fix what is listed above")
+    found = len(report.problems)
+    if arguments.write:
+        from sightline.data.check.images import Report
+
+        assert isinstance(report, Report) and report.clean is not None, "refuse_list has said no"
+        print(report.clean.write(arguments.write), file=sys.stderr if arguments.json else sys.stdout)
+        found = len(report.unsolved)
+    if found:
+        still = " that the list does not solve" if arguments.write else ""
+        raise BadData(f"{found} problem{'s' * (found > 1)}{still}; fix what is listed above")
+
+
+def _check_labels(arguments: argparse.Namespace, words: Sequence[str], own: Collection[str]) -> None:
+    """List the samples of a run whose labels its network contradicts."""
+    if arguments.write or not arguments.decode:
+        raise UsageError("--write and --no-decode are for `check RECIPE --data DIR`; check RUN looks at its labels")
+    from sightline import config
+    from sightline.evaluate import suspicious
+    from sightline.files.checkpoint_folder import run_of
+
+    folder, rest = Path(words[0]), words[1:]
+    if folder.is_dir() and not any((folder / name).exists() for name in ("checkpoints", "manifest.json")):
+        raise UsageError(
+            f"{folder} is not a run; to check data, name a recipe: sightline check demo_classification --data {folder}"
+        )
+    config.refuse_flags_of_run("check", folder, arguments.recipe, rest, own)
+    found = suspicious.check_run(folder, rest, arguments.checkpoint, arguments.recipe)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+        return
+    print(suspicious.as_text(found))
+    run = run_of(folder)
+    if (run / "report.html").exists() and not any(word.startswith(("--run.out", "--out")) for word in rest):
+        from sightline.report.page import write_report
+
+        _tell_page(write_report([run]))
 
 
 def show(flags: Sequence[str]) -> None:

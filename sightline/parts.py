@@ -297,6 +297,31 @@ class DataConfig(Part, ABC):
         """Look at every sample of both splits, with `decode` also at its pixels; progress(what, done, total)."""
         raise UsageError(f"{type(self).__name__} has no check of its own; train with it, it stops at the first problem")
 
+    def open_plain(self, split: Split, seed: int) -> Dataset:
+        """Open a split, also that of training, as it is evaluated: without augmentation."""
+        raise UsageError("check RUN looks for wrong labels of whole images; the data of this run are of another kind")
+
+    def refuse_list(self) -> None:
+        """Raise UsageError unless the report of `check_samples` can write a list of clean samples."""
+        raise UsageError(
+            "--write lists images with labels, in class folders or a table; these data are of another kind"
+        )
+
+
+class Doubts(ABC):
+    """Samples of a split whose labels the predictions contradict."""
+
+    count = 0  # samples that were looked at, once `rows` was called
+    unsure: tuple[str, ...] = ()  # classes that the network mostly gets wrong, so that its doubts say little
+
+    @abstractmethod
+    def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
+        """Look at a batch."""
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """Return index, class, predicted, confidence and label_confidence of each such sample."""
+
 
 class CheckReport(Protocol):
     """Result of `sightline check`."""
@@ -533,6 +558,10 @@ class Task(TaskConfig):
     def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
         """Return every sample of a finished training batch with its label, to be drawn."""
         raise UsageError(f"{type(self).__name__} has no seen(), so its samples cannot be drawn")
+
+    def doubts(self, spec: DataSpec, samples: int) -> Doubts:
+        """Return what collects the samples of a split whose labels the network contradicts."""
+        raise UsageError(f"{type(self).__name__} has no doubts(), so its labels cannot be checked against a run")
 
     def label_note(self) -> str:
         """Say what the loss does to labels that `seen` does not show; "" for nothing."""

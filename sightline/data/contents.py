@@ -13,13 +13,15 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol, overload
 
-from sightline.parts import Dataset
+from sightline.parts import DataConfig, Dataset
 
 # Checkpoints hold digests made with these numbers: other numbers need another name than `sampled` or `full`.
 MAX_FILES = 256  # sampled: files that are read, of each split
 MAX_BYTES = 64 * 2**20  # sampled: bytes that are read, of each split
 PIECE = 2**16  # sampled: a file larger than its share of the bytes is read in pieces
 MAX_DIGESTS = 1024  # full: a checkpoint keeps at most these; beyond, one digest covers several files
+_NO_BYTES = b"cannot be read"
+_UNREADABLE = hashlib.blake2b(_NO_BYTES, digest_size=8).hexdigest()
 _READERS = 8  # threads: on a network most of the time goes into waiting
 
 Digests = dict[str, dict[str, str]]  # split -> sampled or full -> digests, separated by spaces
@@ -80,6 +82,27 @@ class Contents:
                         return f"{_named(data.files, group)} not what it was then ({split} data, {how} fingerprint)"
         self._kept = stored
         return ""
+
+    def leak(self) -> str:
+        """Return a sentence about images of val that are training images too, "" if there is none among the files that
+        were read. Reads nothing."""
+        for how in (how for how in ("full", "sampled") if self._read.keys() >= {("train", how), ("val", how)}):
+            train, val = (self._images(split, how) for split in ("train", "val"))
+            if both := [digest for digest in val if digest in train]:
+                pair = f"{val[both[0]]} and {train[both[0]]}"
+                return (
+                    f"{len(both)} of {len(val)} validation images that were compared are training images too, e.g. "
+                    f"{pair}; the score will be too high. `sightline check` lists them all"
+                )
+        return ""
+
+    def _images(self, split: str, how: str) -> dict[str, Path]:
+        """Return the image files that were read, by digest. Labels of volumes may be alike."""
+        data = self._sets[split]
+        groups = _groups(len(data.files), how, data.fingerprint)
+        read = zip(groups, self._read[split, how], strict=True)
+        alone = ((digest, data.files[group[0]]) for group, digest in read if len(group) == 1 and digest != _UNREADABLE)
+        return {digest: path for digest, path in alone if path.suffix.lower() in DataConfig.file_suffixes}
 
     def to_json(self) -> Digests:
         """Return what a checkpoint keeps."""
@@ -147,7 +170,7 @@ def _add(digest: Any, path: Path, most: int | None, key: str) -> None:
                 file.seek(_drawn(f"{key} {path.name}", piece, size - PIECE))
                 digest.update(file.read(PIECE))
     except OSError:  # the bad-sample policy decides about it
-        digest.update(b"cannot be read")
+        digest.update(_NO_BYTES)
 
 
 def _named(files: Sequence[Path], group: range) -> str:

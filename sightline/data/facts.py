@@ -138,7 +138,7 @@ def describe(both: Mapping[Split, Images], options: SourceOptions) -> str:
     if tables := list(dict.fromkeys(place.labels for place in places if place and place.labels)):
         others = ", not from the class folders beside it" if folder.find(str(tables[0].parent)) else ""
         said.append(f"labels from {' and '.join(table.name for table in tables)}{others}")
-    said += getattr(train, "said", ())  # of masks
+    said += train.notes
     if getattr(train, "is_multi_label", False):
         said.append("several labels per image")
     elif tables and any("," in name for name in train.classes):

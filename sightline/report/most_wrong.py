@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,35 @@ def most_wrong(story: RunStory, most_bytes: int, most: int = SHOWN) -> str:
     worst = story.scores.get("worst")
     rows = [row for row in worst if isinstance(row, dict)] if isinstance(worst, list) else []
     drawn = _drawings(story)
+    shown = [row for row in rows if not drawn or str(row.get("index")) in drawn]
+    figures = _figures(story, shown[:most], drawn, most_bytes)
+    return (_legend(story) if drawn else "") + figures if figures else ""
+
+
+def suspicious(story: RunStory, most_bytes: int) -> str:
+    """Return the samples whose labels the network contradicts, as `check RUN` found them."""
+    found = story.suspicious
+    rows = (
+        [row for row in found.get("rows", ()) if isinstance(row, dict)] if isinstance(found.get("rows"), list) else []
+    )
+    if not rows:
+        return ""
+    told = f"{len(rows)} images, the most suspicious first, as {found.get('checkpoint', '?')} predicts them"
+    return f'<p class="dim">{text(told)}</p>{_figures(story, rows[:SHOWN], {}, most_bytes)}'
+
+
+def _figures(
+    story: RunStory, rows: Sequence[dict[str, Any]], drawn: Mapping[str, dict[str, str]], most_bytes: int
+) -> str:
     figures, wide = [], False
-    for row in [row for row in rows if not drawn or str(row.get("index")) in drawn][:most]:
+    for row in rows:
         tiles = drawn[str(row.get("index"))] if drawn else _thumbnail(_file_of(story, row))
         size = sum(map(len, tiles.values()))
         tiles = tiles if size <= most_bytes else {}
         most_bytes -= size if tiles else 0
         wide |= len(tiles) > 1
         figures.append(_figure(row, tiles))
-    legend = _legend(story) if drawn else ""
-    return f'{legend}<div class="samples{" wide" * wide}">{"".join(figures)}</div>' if figures else ""
+    return f'<div class="samples{" wide" * wide}">{"".join(figures)}</div>' if figures else ""
 
 
 def _figure(row: dict[str, Any], tiles: dict[str, str]) -> str:
@@ -64,7 +84,7 @@ def _said(row: dict[str, Any]) -> str:
         words.append(f"{missed}, {text(row.get('wrong'))} wrong")
     told = ("index", "name", "path", "class", "predicted", "truths", "missed", "wrong", "volume")
     words += [
-        f"{text(key)} {text(as_score(value) if is_score(value) else value)}"
+        f"{text(key.replace('_', ' '))} {text(as_score(value) if is_score(value) else value)}"
         for key, value in row.items()
         if key not in told
     ]

@@ -19,7 +19,7 @@ from sightline.files.whole import write_whole
 from sightline.report import data_facts
 from sightline.report.curves import charts
 from sightline.report.html import anchor, bar, folded, is_score, pairs, section, table, text
-from sightline.report.most_wrong import most_wrong
+from sightline.report.most_wrong import most_wrong, suspicious
 from sightline.report.scores import all_values, classes, confusions, numbers, speed
 from sightline.report.story import RunStory, read_story
 from sightline.report.style import STYLE
@@ -30,6 +30,7 @@ PAGE = "report.html"
 TAIL_BYTES = 200  # of a page, whose end names us
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 IMAGE_BYTES = 2 * 2**20  # of all images of a page, so that it stays below 3 MB
+SUSPICIOUS_BYTES = 2**18  # of those images whose labels may be wrong, besides
 RELOAD_S = 60  # while the run is at work
 SHARED_SHOWN = 10  # values that have one origin
 SKIPPED_SHOWN, CLASSES_COMPARED = 20, 20
@@ -75,6 +76,7 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
     sections = {
         "Curves": charts([story], [name]),
         "Worst predictions": most_wrong(story, image_bytes // 2),
+        "Suspicious labels": suspicious(story, SUSPICIOUS_BYTES),
         "Classes": classes(story),
         "Confusion matrix": confusions(story),
         "Scores": all_values(story),

@@ -18,7 +18,7 @@ from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import loads, read_json
 from sightline.recipe import store
 from sightline.recipe.show import reason
-from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, DRAWINGS, LOG, MAX_SCORES_BYTES, SCORES
+from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, DRAWINGS, LOG, MAX_SCORES_BYTES, SCORES, SUSPICIOUS
 from sightline.runs.overview import CONFIG, MAX_LINE_BYTES, RunSummary, read_run
 
 ENVIRONMENT = "environment.json"
@@ -49,6 +49,7 @@ class RunStory:
     best: dict[str, Any] = field(default_factory=dict)  # the content of scores-best.json
     last: dict[str, Any] = field(default_factory=dict)  # the content of scores.json
     drawings: dict[str, Any] = field(default_factory=dict)  # of the worst samples of the best scores
+    suspicious: dict[str, Any] = field(default_factory=dict)  # the content of suspicious.json
     events: list[tuple[float, str]] = field(default_factory=list)  # time and sentence
     skipped: dict[str, str] = field(default_factory=dict)  # samples that could not be read, and why
     problems: list[str] = field(default_factory=list)
@@ -82,6 +83,7 @@ def read_story(folder: Path) -> RunStory:
     story.best = _read(story, BEST_SCORES, lambda: read_json(folder / BEST_SCORES, MAX_SCORES_BYTES))
     story.last = _read(story, SCORES, lambda: read_json(folder / SCORES, MAX_SCORES_BYTES))
     story.drawings = _read(story, DRAWINGS, lambda: read_json(folder / DRAWINGS, MAX_SCORES_BYTES))
+    story.suspicious = _read(story, SUSPICIOUS, lambda: read_json(folder / SUSPICIOUS, MAX_SCORES_BYTES))
     for name, read_lines in ((LOG, _read_log), (BAD_SAMPLES, _read_skipped)):
         try:
             read_lines(folder / name, story)

@@ -27,6 +27,7 @@ LOCK = ".lock"
 LOG = "log.jsonl"
 SCORES, BEST_SCORES = "scores.json", "scores-best.json"  # the last evaluation, and the best
 BAD_SAMPLES = "bad_samples.jsonl"
+SUSPICIOUS = "suspicious.json"  # labels that the network contradicts, from `check RUN`
 DRAWINGS = "drawings.json"  # of the worst samples in the best scores
 MAX_SCORES_BYTES = 64 * 2**20  # 100,000 classes take 10 MB, 30 MB with long names
 TAKE_OVER_S = 10.0  # a lock of an earlier attempt of the same command is taken over after this long without heartbeat

@@ -28,10 +28,12 @@ from torch.nn import functional as F
 
 from sightline import results
 from sightline.evaluate.average_precision import AveragePrecision, binary_loss
+from sightline.evaluate.doubts import OneLabel, SeveralLabels
 from sightline.evaluate.topk import TopK
 from sightline.parts import (
     Batch,
     DataSpec,
+    Doubts,
     Drawing,
     Finding,
     Loss,
@@ -111,6 +113,10 @@ class Classification(Task, ClassificationConfig):
         found = labels_of(parts, spec)
         return [SeenSample(image.numpy(), tuple(row)) for image, row in zip(batch["image"], found, strict=True)]
 
+    def doubts(self, spec: DataSpec, samples: int) -> Doubts:
+        """Compare the most probable class with the label."""
+        return OneLabel(spec)
+
     def label_note(self) -> str:
         """Say that labels are smoothed."""
         return f"label smoothing {self.label_smoothing:g}" if self.label_smoothing else ""
@@ -172,6 +178,10 @@ class MultiLabel(Classification):
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Build the metric: mean average precision, F1, exact matches, loss."""
         return AveragePrecision(spec.classes, self.label_smoothing, device)
+
+    def doubts(self, spec: DataSpec, samples: int) -> Doubts:
+        """Compare the answer to each class with the labels."""
+        return SeveralLabels(spec, samples)
 
     def findings(
         self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None

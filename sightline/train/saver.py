@@ -77,6 +77,7 @@ class Saver:
         self._best_is_unsure = False  # until settle_best; alike on all ranks
         self._damage: Future[BadCheckpoint | None] | None = None  # of the best checkpoint
         self._copies = HostCopies(state.device)
+        self._leak_was_said = False
         if world.is_main:
             self.checkpoints.prove_writable()
 
@@ -320,6 +321,9 @@ class Saver:
             return
         self.log.event("checkpoint", step=saved.step, name=saved.path.name)
         self.on_saved(saved)
+        if not self._leak_was_said and (leak := self.contents.leak()):
+            self.log.warn(leak)
+        self._leak_was_said = True
 
     def _collect_last(self, is_tried_again: bool) -> None:
         """Collect the save before this one; its error is only a warning where this one must succeed and tries again."""

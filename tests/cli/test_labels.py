@@ -214,7 +214,7 @@ def test_a_table_among_class_folders_is_read_and_checked_and_said_to_be(sightlin
     assert said.code == 0 and said.out.startswith(begin), said
     said = sightline("check", NAME, "--data.path", root, "--run.workers=0", "--json")
     assert said.code == 0 and json.loads(said.out)["splits"]["train"]["classes"] == 2, said
-    write(root / "labels.csv", ("photo", "label"), rows)
+    write(root / "labels.csv", ("photo", "label"), [(f"gone-{number}", *row[1:]) for number, row in enumerate(rows)])
     refused = sightline("train", NAME, "--data.path", root, "--out", tmp_path / "run", *SHORT)
     assert refused.code == 3 and "labels.csv line 1: no column of files: found 'photo', 'label'" in refused.err
     said = sightline("check", NAME, "--data.path", root, "--run.workers=0", "--json")
@@ -228,7 +228,7 @@ def test_a_table_among_class_folders_is_read_and_checked_and_said_to_be(sightlin
 def test_a_table_whose_files_are_elsewhere_names_the_folders_that_were_searched(
     sightline, copied: Path, tmp_path: Path
 ):
-    (copied / "images").rename(copied / "photos")
+    (copied / "images").rename(tmp_path / "photos")
     refused = sightline("train", NAME, "--data", copied, "--out", tmp_path / "run", *SHORT)
     folders = [copied, copied / "images", copied / "labels", copied / "labels_images"]
     assert refused.code == 3 and f"e.g. 00.png; searched: {', '.join(map(str, folders))}. " in refused.err, refused
@@ -282,7 +282,7 @@ def test_check_reads_tables(sightline, copied: Path):
 
 def test_check_names_the_line_of_a_table_that_cannot_be_opened(sightline, copied: Path):
     with (copied / "labels.csv").open("a") as file:
-        file.write("00.png,red\n")
+        file.write("00.png,red;pink\n")
     said = sightline("check", NAME, "--data.path", copied, "--run.workers=0")
     assert said.code == 3 and "line 82: 00.png is in" in said.out + said.err, said
 

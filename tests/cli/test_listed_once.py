@@ -25,9 +25,9 @@ def reads(monkeypatch) -> Counter:
         seen[self.root.name] += 1
         return walk(self, *arguments)
 
-    def read_counted(path):
-        seen[path.name] += 1
-        return read(path)
+    def read_counted(head, *arguments):
+        seen[head.path.name] += 1
+        return read(head, *arguments)
 
     monkeypatch.setattr(folder.Walk, "list", walked)
     monkeypatch.setattr(table, "read_table", read_counted)

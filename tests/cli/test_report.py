@@ -192,7 +192,13 @@ def odd_curves(scores: dict) -> None:
     )
 
 
+DOUBTED = {"name": "<script>alert(1)</script>", "class": 5, "predicted": None, "confidence": "<b>", "path": 3}
 ODD = {
+    "suspicious labels are odd": lambda run: (run / "suspicious.json").write_text(
+        json.dumps({"checkpoint": ["<script>"], "rows": [5, DOUBTED, {**DOUBTED, "path": "/dev/null"}]})
+    ),
+    "suspicious labels are no list": lambda run: (run / "suspicious.json").write_text('{"rows": {"a": 1}}'),
+    "suspicious labels are garbage": lambda run: (run / "suspicious.json").write_text("{"),
     "log.jsonl is gone": lambda run: (run / "log.jsonl").unlink(),
     "log.jsonl is garbage": lambda run: (run / "log.jsonl").write_bytes(b"\xff\x00{]\n" * 5),
     "scores are gone": lambda run: [path.unlink() for path in run.glob("scores*.json")],

@@ -401,6 +401,7 @@ def table_seeds() -> list[bytes]:
     return [
         b"file,label\na.jpg,x\nb.jpg,x\nc.jpg,y;x\n",
         b"\xef\xbb\xbfimage;a;b;split\n" + columns.replace(b",", b";"),
+        b"Id,Kind,x,y\n" + b"".join(b"%s,\"['x', 'y']\",1,1\n" % name for name in (b"a", b"b", b"c", b"1", b"2")),
     ]
 
 
@@ -704,7 +705,7 @@ FORMATS = {
     "dataset.json": Format(raw_seeds, read_raw, (*JSON_TOKENS, b"../", b"/")),
     "label files": Format(lambda: [b"n01440764\nn01443537\nn01484850\n"], read_labels, (b"\n", b" ", b"\xc3", b"\0")),
     "label tables": Format(
-        table_seeds, read_table, (b",", b";", b"\n", b'"x', b"\r", b"|", b"../", b"\0", b"\xff", b"file")
+        table_seeds, read_table, (b",", b";", b"\n", b'"x', b"\r", b"|", b"../", b"\0", b"\xff", b"file", b"['", b"\\'")
     ),
     "download record": Format(record_json, read_record, JSON_TOKENS),
     "exit.json, evaluation.json": Format(exit_seeds, read_exit, JSON_TOKENS),

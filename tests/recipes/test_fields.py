@@ -645,6 +645,8 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "sampling": [Flip(("balanced",), samples, same=held_out)],
         "class_weights": [Flip(("balanced",), losses, same=held_out)],
         "first_label": [Flip(("0",), refusal, base=RECORDS)],
+        "file_column": [ShownBy("cli/test_tables.py")],
+        "label_column": [ShownBy("cli/test_tables.py")],
         "decoder": [Flip(("gpu",), unread)],
         "downscale": [ShownBy("unit/data/test_downscale.py")],
         "cache": [Flip(("off",), told, base=(*RECORDS, "--data.cache=ram"), same=samples)],

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from sightline.data.check.clean_list import SOLVED, CleanList
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.processes import over_processes
 from sightline.data.sources import Source, SourceOptions, folder, open_source, recognised
@@ -46,6 +47,12 @@ class Report:
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    clean: CleanList | None = None  # of images with labels
+
+    @property
+    def unsolved(self) -> list[Problem]:
+        """The problems that the data keep where they are read by the clean list."""
+        return [problem for problem in self.problems if problem.kind not in SOLVED]
 
     def add(self, kind: str, split: str, where: str, text: str) -> None:
         """Note a problem."""
@@ -141,6 +148,7 @@ def check_images(
         _describe(split, source, seen[split], report)
         _check_names(split, source, seen[split], report)
     _check_together(sources, seen, report)
+    report.clean = CleanList(sources, seen)
     return report
 
 
@@ -241,6 +249,7 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
         **same_bytes([(source.name(index), each.digest) for index, each in enumerate(seen)]),
         **({"chosen": "from train, as the data have no val split"} if split == "val" and source.held_out else {}),
         **({"ignored": counted(Counter(source.ignored))} if source.ignored else {}),
+        **({"read": "; ".join(source.notes)} if source.notes else {}),
     }
     if not seen:
         report.add("no images", split, split, "the split is empty")

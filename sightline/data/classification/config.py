@@ -10,7 +10,7 @@ from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import ClassificationFields
 from sightline.data.image_data import ImageData
 from sightline.errors import BadData, UsageError
-from sightline.parts import Dataset, DataSpec, ServedInput
+from sightline.parts import Dataset, DataSpec, ServedInput, Split
 from sightline.recipe.part import not_compared
 
 if TYPE_CHECKING:
@@ -45,6 +45,11 @@ class ClassificationData(ClassificationFields, ImageData):
     per image, that of a class's images by images without it / images with it."""
     first_label: Literal[0, 1] = 1
     """TFRecords: the smallest label in the files."""
+    file_column: str = not_compared("")
+    """Tables: the column of file names, where neither the names of the columns nor what is in them decide."""
+    label_column: str = not_compared("")
+    """Tables: the column of labels, or the columns of 0 and 1 for each class: names with commas between, or a pattern
+    such as 'is_*'."""
     decoder: Literal["auto", "cpu", "gpu"] = not_compared("auto")
     """Device that decodes, crops and resizes JPEGs. gpu: by the JPEG engines of the device, with the same random
     numbers and slightly different pixels; auto: where some images of the data are decoded faster, and says so."""
@@ -79,7 +84,8 @@ class ClassificationData(ClassificationFields, ImageData):
         """What these fields say about the files."""
         from sightline.data.sources import SourceOptions
 
-        return SourceOptions(self.first_label, self.classes, self.val_fraction, self.split)
+        options = SourceOptions(self.first_label, self.classes, self.val_fraction, self.split)
+        return replace(options, file_column=self.file_column, label_column=self.label_column)
 
     def dataset_module(self) -> Any:
         from sightline.data.classification import dataset
@@ -142,6 +148,26 @@ class ClassificationData(ClassificationFields, ImageData):
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         return check_images(self.path, self.source, self.source_options, self.classes, decode, processes, progress)
+
+    def open_plain(self, split: Split, seed: int) -> Dataset:
+        """Open a split as it is evaluated."""
+        from sightline.data.classification.dataset import ClassificationDataset
+
+        opened = self.open(split, seed)
+        if not isinstance(opened, ClassificationDataset):  # of a class of one's own
+            return super().open_plain(split, seed)
+        return ClassificationDataset(self, opened.source, "val", seed)
+
+    def refuse_list(self) -> None:
+        """Images in tar files or records have no files of their own."""
+        from sightline.data.sources import recognised
+
+        kind = recognised("open_source", self.path) if self.source == "auto" else self.source
+        if kind not in ("folder", "table"):
+            raise UsageError(
+                f"--write lists image files, and {self.path} is read as {kind or 'nothing'}; write class folders "
+                f"first: `sightline prepare convert --source {self.path} --out DIR --form folder`"
+            )
 
     def spec_of(self, classes: tuple[str, ...], multi_label: bool = False) -> DataSpec:
         """Return the spec of data with these classes."""

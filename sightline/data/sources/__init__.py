@@ -49,6 +49,8 @@ class SourceOptions:
     split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn; "all"
     mask_pattern: str = ""  # masks: the name of a mask without its ending, {} for what it shares with its image
     ignore: str = ""  # masks: numbers, #RRGGBB or names of classes that count for nothing; "none"; "": see masks.py
+    file_column: str = ""  # table: the column of file names; "": by name or content
+    label_column: str = ""  # table: the column of labels, or several of 0 and 1, by names or a pattern
     skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
     listed: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)  # see `once`
 
@@ -88,6 +90,7 @@ class Images(ABC):
     layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
     held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
+    notes: Sequence[str] = ()  # what to say of how the data were read
     missing: Sequence[str] = ()  # files of samples that do not exist, of kinds that list files
 
     @abstractmethod
@@ -305,7 +308,11 @@ def _unknown(name: str, path: str, expected: str) -> str:
     for other, of_other in _RECIPES.items():
         if other != name and recognised(other, path):
             return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
-    return f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
+    tables = sorted(each.name for each in Path(path).glob("*.[cC][sS][vV]")) if name == "open_source" else []
+    said = f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
+    for table in tables[:1]:
+        said += f"; if {table} lists images with labels, use --data.path {shlex.quote(os.path.join(path, table))}"
+    return said
 
 
 def _of_volumes(path: Path) -> str:

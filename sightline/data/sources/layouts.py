@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -253,41 +253,46 @@ def counted(kinds: Counter[str]) -> str:
     return ", ".join(shown) + (" and others" if len(kinds) > _SHOWN else "")
 
 
-def validating(names: Sequence[bytes], groups: Sequence[int], options: SourceOptions, split: Split) -> np.ndarray:
+def validating(
+    names: Iterable[bytes], groups: Sequence[int] | np.ndarray, options: SourceOptions, split: Split
+) -> np.ndarray:
     """Return which samples validate where the data have no val split: those a split file lists, or drawn ones. All do
     if `all` is given instead, or if the file knows none of them; to open `train` is then an error."""
     if options.split == ALL:
         if split == "train":
             raise UsageError(f"--data.split {ALL} leaves no samples to train on; it is for `evaluate` only")
-        return np.ones(len(names), bool)
+        return np.ones(len(groups), bool)
     if options.split:
         chosen = kept_for_val(names, Path(options.split))
         if chosen.any():
             return chosen
         if split == "train":
             raise BadData(
-                f"{options.split} lists none of the {len(names)} samples: its run belongs to other data; give the data "
-                f"of that run, or choose another --run.out"
+                f"{options.split} lists none of the {len(groups)} samples: its run belongs to other data; give the "
+                f"data of that run, or choose another --run.out"
             )
-        return np.ones(len(names), bool)
+        return np.ones(len(groups), bool)
     chosen = chosen_for_val(names, groups, options.val_fraction)
     if not chosen.any():
-        raise BadData(f"none of the {len(names)} samples can validate: no class has two; add samples, or a val split")
+        raise BadData(f"none of the {len(groups)} samples can validate: no class has two; add samples, or a val split")
     return chosen
 
 
-def chosen_for_val(names: Sequence[bytes], groups: Sequence[int], fraction: float, seed: int = 0) -> np.ndarray:
+def chosen_for_val(
+    names: Iterable[bytes], groups: Sequence[int] | np.ndarray, fraction: float, seed: int = 0
+) -> np.ndarray:
     """Return which samples validate: `fraction` of every group, at least one of a group of two or more, never all.
 
     The smallest hashes of the names are chosen, so neither the order nor other groups matter, and a new file moves at
     most one other file of its group.
     """
-    if not len(names):
+    if not len(groups):
         return np.zeros(0, bool)
     group_of = np.asarray(groups, np.int64)
-    keys = np.asarray([hashlib.sha256(b"%d\0%b" % (seed, name)).digest()[:8] for name in names], "S8")
+    hashes = (hashlib.sha256(b"%d\0%b" % (seed, name)).digest()[:8] for name in names)
+    keys = np.fromiter(hashes, "S8", len(group_of))
     order = np.lexsort((np.frombuffer(keys.tobytes(), ">u8"), group_of))
-    chosen = np.zeros(len(names), bool)
+    chosen = np.zeros(len(group_of), bool)
     starts = np.flatnonzero(np.diff(group_of[order], prepend=-1))
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         count = min(max(1, round((end - start) * fraction)), end - start - 1)
@@ -310,7 +315,7 @@ def kept_split(run: Path) -> str:
     return str(run / SPLIT) if (run / SPLIT).is_file() and any(run.glob("checkpoints/ckpt-*")) else ""
 
 
-def kept_for_val(names: Sequence[bytes], file: Path) -> np.ndarray:
+def kept_for_val(names: Iterable[bytes], file: Path) -> np.ndarray:
     """Return which samples a split file lists; BadData if it lists all of them."""
     try:
         content = read_json(file, _MAX_SPLIT_BYTES)
@@ -320,7 +325,7 @@ def kept_for_val(names: Sequence[bytes], file: Path) -> np.ndarray:
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise BadData(f'{file} is not a split; expected {{"val": [names of samples]}} as split.json of a run has it')
     wanted = {name.encode("utf-8", "surrogateescape") for name in listed if not _UNWRITABLE.search(name)}
-    chosen = np.asarray([name in wanted for name in names], bool)
-    if len(names) and chosen.all():
-        raise BadData(f"{file} lists all of the {len(names)} samples for validation; give the split of these data")
+    chosen = np.fromiter((name in wanted for name in names), bool)
+    if len(chosen) and chosen.all():
+        raise BadData(f"{file} lists all of the {len(chosen)} samples for validation; give the split of these data")
     return chosen

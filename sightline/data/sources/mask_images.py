@@ -35,8 +35,6 @@ class Pixels:
 class MaskImages(MaskSource):
     """Images of one folder, with the sizes of their masks."""
 
-    said: tuple[str, ...] = ()  # for the user, about the masks
-
     def __init__(self, kind: str, place: Place, names: index_files.Names, sizes: np.ndarray, pixels: Pixels):
         self.kind = kind
         self.place = place

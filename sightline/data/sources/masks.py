@@ -155,9 +155,9 @@ class MaskFileImages(MaskImages):
         self.layout = found.layout
         self.classes, self.values = classes.names, classes.values
         self.is_coloured, self.unused = classes.is_coloured, classes.ignored
-        self.said = classes.said
+        self.notes = classes.said
         if files.left_out:
-            self.said += (f"{files.left_out} images without a mask left out",)
+            self.notes += (f"{files.left_out} images without a mask left out",)
         listed = [(files.listings[0].files, files.pairs), (files.listings[1].files, all_masks)]
         sizes_in_bytes = [[listing[name][0] if name in listing else -1 for name in each] for listing, each in listed]
         self.fingerprint = index_files.digest(

@@ -7,6 +7,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import stat
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,18 +18,30 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data.contents import PathsBelow
-from sightline.data.formats.label_table import EXPECTED, LabelTable, read_table
+from sightline.data.formats.label_table import (
+    EXPECTED,
+    NUMBERS,
+    LabelTable,
+    Problems,
+    line_error,
+    read_head,
+    read_table,
+)
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts, tar, tfrecord
 from sightline.data.sources.index_files import Names
 from sightline.data.sources.layouts import IMAGES, Layout, Place
-from sightline.errors import BadData
+from sightline.data.sources.table_columns import TRIED, choose, file_column, files_in
+from sightline.errors import BadData, first_of
 from sightline.parts import Split
 
 _ENDINGS = (".csv", ".tsv")
 _LONGEST_NUMBER = 18  # digits of labels that are sorted as numbers
-_ROWS = ("train", "val", "test")  # test validates if there is no val
-_TRIED = 20  # files of a table that are looked for in each folder where its images may lie
+_MAX_SORTED_BYTES = 2**28  # of names that are sorted as one array
+_MAX_BELOW = 8  # folders below a table that may hold its images
+_MAX_SUBFOLDERS = 100  # that are looked into for them
+_MAX_ENDINGS = 256
+_SHOWN = 10  # folders in a message
 
 
 def detect(path: str) -> bool:
@@ -72,18 +86,17 @@ def _first_line(place: Place) -> bytes:
 class TableSource(Source):
     """Files by class and name; those with any number of labels by name."""
 
-    def __init__(self, root: Path, classes: tuple[str, ...], files: Sequence[Listed], is_multi_label: bool):
+    def __init__(self, root: Path, classes: tuple[str, ...], files: Listed, is_multi_label: bool):
         self.root = root
         self.classes = classes
         self.is_multi_label = is_multi_label
-        self.missing = tuple(str(root / os.fsdecode(file.name)) for file in files if file.size is None)
-        self._names = Names.of([file.name for file in files])
-        self.labels = np.asarray([label for file in files for label in file.labels], np.int32)
-        self._ends = np.cumsum([len(file.labels) for file in files], dtype=np.int64)
+        self.missing = tuple(str(root / files.names[i]) for i in np.flatnonzero(files.sizes < 0).tolist())
+        self._names = files.names
+        self.labels = files.labels
+        self._ends = files.ends
         digest = hashlib.sha256(repr((classes, is_multi_label)).encode())
         digest.update(self._names.blob)
-        sizes = np.asarray([file.size or 0 for file in files], np.int64)
-        for column in (self._names.ends, self.labels, self._ends, sizes):
+        for column in (self._names.ends, self.labels, self._ends, np.maximum(files.sizes, 0)):
             digest.update(column.tobytes())
         self.fingerprint = digest.hexdigest()
         self.files = PathsBelow(root, self._names)
@@ -105,73 +118,112 @@ class TableSource(Source):
         return Sample(data, label)
 
 
+class Listed(NamedTuple):
+    """Images of tables."""
+
+    names: Names
+    labels: np.ndarray  # int32: all classes of the first image, then of the second...
+    ends: np.ndarray  # (images,) int64 in `labels`
+    sizes: np.ndarray  # (images,) int64; -1 of a file that does not exist
+
+    def take(self, places: np.ndarray) -> Listed:
+        """Return some of the images, in another order."""
+        labels, ends = _taken(self.labels, self.ends, places)
+        return Listed(self.names.take(places), labels, ends, self.sizes[places])
+
+
+def _taken(values: np.ndarray, ends: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of some rows, one after the other, and where those of each end."""
+    counts = np.diff(ends, prepend=0)[places]
+    new_ends = np.cumsum(counts, dtype=np.int64)
+    if len(places) and counts.min() == counts.max() == 1:  # one label each
+        return values[ends[places] - 1], new_ends
+    at = np.arange(counts.sum()) + np.repeat(ends[places] - new_ends, counts)
+    return values[at], new_ends
+
+
+def _by_name(names: Names, rows: np.ndarray) -> np.ndarray:
+    """Return the order of some of the names."""
+    width = int(np.diff(names.ends, prepend=0).max(initial=1))
+    if width * len(rows) > _MAX_SORTED_BYTES:
+        whole = list(names.each(rows))
+        return np.asarray(sorted(range(len(whole)), key=whole.__getitem__), np.int64)
+    return np.argsort(np.fromiter(names.each(rows), f"S{width}", len(rows)), kind="stable")
+
+
 class _Tables(NamedTuple):
     """What the tables of all splits say."""
 
     layout: Layout
-    parts: list[_Part]  # of train and val
     test: _Part | None
     classes: tuple[str, ...]
     numbers: dict[str, int]  # of the labels
     is_multi_label: bool
-    files: dict[str, list[Listed]]  # by split: train and val
+    files: dict[str, Listed]  # by split: train and val
+    notes: tuple[str, ...]
+    ignored: Counter[str]
 
-    def of_test(self) -> list[Listed]:
+    def of_test(self, wanted: _Wanted) -> Listed:
         """Return the images of the test split; NoTestSplit if there is none."""
         place = self.layout.place("test")
         if self.test is None and place == self.layout.val:
             return self.files["val"]
-        test = self.test or _part("test", place, searches=False, folders={})  # raises what it raised before
-        return test.files("test", self.numbers, self.is_multi_label, {})
+        problems = Problems()
+        test = self.test or _part("test", place, wanted, problems)  # raises what it raised before
+        picked = [(test, test.rows("test"))]
+        kept, _ = _each_once(picked, self.is_multi_label, problems)
+        files = _listed(kept, self.numbers, self.is_multi_label, problems)
+        problems.refuse()
+        return files
 
 
-class Listed(NamedTuple):
-    """One image of a table; its size is None if there is no such file."""
+class _Wanted(NamedTuple):
+    """What decides how tables are read, and the folders that were looked into."""
 
-    name: bytes
-    labels: tuple[int, ...]
-    size: int | None
+    searches: bool  # for the folder of the images
+    file_column: str
+    label_column: str
+    folders: dict[Path, _Images]
+
+    def images(self, root: Path) -> _Images:
+        return self.folders.setdefault(root, _Images(root))
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TableSource:
     """Read the tables of both splits. Classes are those of train, so both number them alike."""
-    tables = options.once(("table", path), lambda: _read(path))
-    layout, parts, classes, is_multi_label = tables.layout, tables.parts, tables.classes, tables.is_multi_label
+    wanted = _Wanted(not layouts.is_description(path), options.file_column, options.label_column, {})
+    key = ("table", path, options.file_column, options.label_column)
+    tables = options.once(key, lambda: _read(path, wanted))
+    layout, classes, is_multi_label = tables.layout, tables.classes, tables.is_multi_label
     root = layout.place(split).images
-    if split == "test":
-        chosen = tables.of_test()
-    else:
-        chosen = tables.files["train" if layout.is_drawn else split]
+    chosen = tables.of_test(wanted) if split == "test" else tables.files["train" if layout.is_drawn else split]
     held_out = None
     if layout.draws(split):
-        groups = [0 if is_multi_label else file.labels[0] for file in chosen]
-        validates = layouts.validating([file.name for file in chosen], groups, options, split)
-        held_out = Names.of([chosen[i].name for i in np.flatnonzero(validates)])
-        chosen = [chosen[i] for i in np.flatnonzero(validates == (split == "val"))]
+        groups = np.zeros(len(chosen.names), np.int32) if is_multi_label else chosen.labels
+        validates = layouts.validating(chosen.names.each(), groups, options, split)
+        held_out = chosen.names.take(np.flatnonzero(validates))
+        chosen = chosen.take(np.flatnonzero(validates == (split == "val")))
     source = TableSource(root, classes, chosen, is_multi_label)
     source.layout, source.held_out = layout, held_out
     if split == "train" or layout.train is None:  # of all splits, said once
-        every = [*parts, tables.test] if tables.test else parts
-        paths = {part.table.path for part in every}
-        source.ignored = sum((images.unlisted(paths) for images in {part.images for part in every}), Counter[str]())
+        source.ignored, source.notes = tables.ignored, tables.notes
     return source
 
 
-def _read(path: str) -> _Tables:
+def _read(path: str, wanted: _Wanted) -> _Tables:
     """Read all tables, and find the files that they list."""
     layout = _find(path)
     if layout is None:
         raise BadData(f"{path} holds no table, found there: {layouts.contents(Path(path))}; expected {EXPECTED}")
-    searches = not layouts.is_description(path)
-    folders: dict[Path, _Images] = {}
-    parts = _parts(layout, searches, folders)
-    test = _test_part(layout, parts, searches, folders)
+    problems = Problems()
+    parts = _parts(layout, wanted, problems)
+    test = _test_part(layout, parts, wanted)
     is_multi_label = any(part.table.is_multi_label for part in parts)
-    classes = layout.classes or _classes(parts)
+    classes = layout.classes or _classes(parts, problems)
     numbers = {name: label for label, name in enumerate(classes)}
     if layout.classes:  # tables of data with such a list may number their classes
         numbers = {str(label): label for label in range(len(classes))} | numbers
-    place = {rows: next((part.place for part in parts if part.has(rows)), None) for rows in _ROWS}
+    place = {rows: next((part.place for part in parts if part.has(rows)), None) for rows in NUMBERS}
     validates = layout.test is not None and layout.test == layout.val
     layout = dataclasses.replace(
         layout,
@@ -179,132 +231,244 @@ def _read(path: str) -> _Tables:
         val=place["val"] or place["test"],
         test=test.place if test else place["val"] if validates else layout.test,
     )
-    lines: dict[str, tuple[Path, int]] = {}
+    splits = {"train": "train", "val": "val" if place["val"] else "test"}
+    picked = [(part, part.rows(rows)) for rows in splits.values() for part in parts]
+    kept, repeated = _each_once(picked, is_multi_label, problems)
+    count = len(parts)
     files = {
-        split: [file for part in parts for file in part.files(rows, numbers, is_multi_label, lines)]
-        for split, rows in (("train", "train"), ("val", "val" if place["val"] else "test"))
+        split: _listed(kept[count * i : count * (i + 1)], numbers, is_multi_label, problems)
+        for i, split in enumerate(splits)
     }
-    if all(file.size is None for some in files.values() for file in some):
-        raise _none_there(parts, searches)
-    return _Tables(layout, parts, test, classes, numbers, is_multi_label, files)
+    problems.refuse()
+    if all((some.sizes < 0).all() for some in files.values()):
+        raise _none_there(parts, wanted.searches)
+    notes = list(dict.fromkeys(part.said for part in parts if part.said))
+    notes += [f"{repeated} repeated lines left out"] if repeated else []
+    every = [*parts, test] if test else parts
+    for part in every:
+        part.images.note_listed(part.files.keys, part.files.kinds)
+    paths = {part.table.path for part in every}
+    ignored = sum((images.unlisted(paths) for images in {part.images for part in every}), Counter[str]())
+    return _Tables(layout, test, classes, numbers, is_multi_label, files, tuple(notes), ignored)
 
 
-def _parts(layout: Layout, searches: bool, folders: dict[Path, _Images]) -> list[_Part]:
+_Picked = list[tuple["_Part", np.ndarray]]  # rows of parts
+
+
+def _each_once(picked: _Picked, is_multi_label: bool, problems: Problems) -> tuple[_Picked, int]:
+    """Return the rows without those that repeat another one, and how many these are. Note files with several rows that
+    say different things."""
+    keys = np.concatenate([part.files.keys[rows] for part, rows in picked])
+    keys.sort()
+    if not (keys[1:] == keys[:-1]).any():  # almost always; takes less memory than what follows
+        return picked, 0
+    keys = np.concatenate([part.files.keys[rows] for part, rows in picked])
+    order = np.argsort(keys, kind="stable")
+    again = np.flatnonzero(keys[order[1:]] == keys[order[:-1]]) + 1
+    where = np.concatenate([np.full(len(rows), i, np.uint8) for i, (_, rows) in enumerate(picked)])
+    which = np.concatenate([rows for _, rows in picked])
+    left_out: dict[int, set[int]] = {}
+    first, repeated = -1, 0
+    for at in again.tolist():
+        if first < 0 or keys[order[at]] != keys[order[first]]:
+            first = at - 1
+        (one, row), (other, its) = ((picked[where[i]][0], int(which[i])) for i in (order[first], order[at]))
+        if (one.images.root, one.files.names[row]) != (other.images.root, other.files.names[its]):  # by chance
+            continue
+        left_out.setdefault(int(where[order[at]]), set()).add(its)
+        if one.says(row) == other.says(its):
+            repeated += 1
+            continue
+        labels = "" if one.table.columns or is_multi_label else ", its labels separated by ;"
+        place = f"{one.table.path} line {one.table.lines[row]}"
+        name = other.files.names[its]
+        problems.add(other.table.path, int(other.table.lines[its]), f"{name} is in {place} too; keep one line{labels}")
+    kept = [
+        (part, rows[~np.isin(rows, list(left_out[i]))] if i in left_out else rows)
+        for i, (part, rows) in enumerate(picked)
+    ]
+    return kept, repeated
+
+
+def _listed(picked: _Picked, numbers: Mapping[str, int], is_multi_label: bool, problems: Problems) -> Listed:
+    """Return the images of these rows, each part's in order."""
+    parts = [part.listed(rows, numbers, is_multi_label, problems) for part, rows in picked]
+    if len(parts) == 1:
+        return parts[0]
+    names = [name for part in parts for name in part.names.each()]
+    ends = np.cumsum(np.concatenate([np.diff(part.ends, prepend=0) for part in parts]), dtype=np.int64)
+    labels, sizes = (np.concatenate([part[i] for part in parts]) for i in (1, 3))
+    return Listed(Names.of(names), labels, ends, sizes)
+
+
+def _parts(layout: Layout, wanted: _Wanted, problems: Problems) -> list[_Part]:
     """Read every table of train and val once."""
     parts: dict[Path, _Part] = {}
     for split in layouts.SPLITS:
         place = layout.train if split == "train" else layout.val
         if place is None or place.labels in parts:
             continue
-        part = _part(split, place, searches, folders)
+        part = _part(split, place, wanted, problems)
         parts[part.table.path] = part
     found = list(parts.values())
     for part in found[1:] and found:
-        if any(row.split for row in part.table.rows):
-            row = part.table.rows[0]
-            raise part.table.fail(row, "has a split, and there is a table for each split; remove the column or a table")
+        if part.table.splits.any():
+            text = "has a split, and there is a table for each split; remove the column or a table"
+            raise line_error(part.table.path, int(part.table.lines[0]), text)
     return found
 
 
-def _part(split: Split, place: Place, searches: bool, folders: dict[Path, _Images]) -> _Part:
-    """Read a table; where no description says it, find out where its images are."""
+def _part(split: Split, place: Place, wanted: _Wanted, problems: Problems) -> _Part:
+    """Read a table; find out which columns it has and, where no description says it, where its images are."""
     if place.labels is None:
         raise BadData(f"{split} of a table needs labels: write `{split}: {{images: FOLDER, labels: FILE.csv}}`")
-    table = read_table(place.labels)
-    root = _root_of(table) if searches else place.images
-    return _Part(split, table, folders.setdefault(root, _Images(root)))
+    head = read_head(place.labels)
+    roots = [wanted.images(root) for root in (_roots(place.labels) if wanted.searches else [place.images])]
+    file = file_column(head, wanted.file_column, [images.path_of for images in roots])
+    for depth in () if file and file.found else (1, 2):
+        if not (file and file.found == len(head.rows[:TRIED])) and roots[0].look_below(depth):
+            deeper = file_column(head, wanted.file_column, [roots[0].path_of])
+            file = deeper if deeper and deeper.found else file
+    chosen = choose(head, file, wanted.file_column, wanted.label_column)
+    found = [len(files_in(head, chosen.columns.file, images.path_of)) for images in roots]
+    for images in roots:
+        images.forget()  # where other columns led to
+    return _Part(split, read_table(head, chosen.columns, problems), roots[found.index(max(found))], chosen.said)
 
 
-def _test_part(layout: Layout, parts: Sequence[_Part], searches: bool, folders: dict[Path, _Images]) -> _Part | None:
-    """Return the table of the test split, which may be one of the others, and note which images it lists. None without
-    one, or if it cannot be read: no training needs it."""
+def _test_part(layout: Layout, parts: Sequence[_Part], wanted: _Wanted) -> _Part | None:
+    """Return the table of the test split, which may be one of the others. None without one, or if it cannot be read: no
+    training needs it."""
     test = next((part for part in parts if part.has("test")), None)
     if test is None and layout.test and layout.test.labels not in {part.table.path for part in parts}:
+        problems = Problems()
         try:
-            test = _part("test", layout.test, searches, folders)
+            test = _part("test", layout.test, wanted, problems)
         except BadData:
             return None
-    for row in test.table.rows if test else ():
-        if test and (row.split or test.split) == "test":
-            test.images.named(row.file)
+        return None if problems.count else test
     return test
 
 
 def _none_there(parts: Sequence[_Part], searches: bool) -> BadData:
     tables = " and ".join(str(part.table.path) for part in parts)
-    folders = [folder for part in parts for folder in (_roots(part.table) if searches else (part.images.root,))]
+    folders = [folder for part in parts for folder in (_roots(part.table.path) if searches else (part.images.root,))]
+    folders += [part.images.root / place for part in parts for place in part.images.below]
     return BadData(
-        f"no image that {tables} lists exists, e.g. {parts[0].table.rows[0].file}; searched: "
-        f"{', '.join(map(str, dict.fromkeys(folders)))}. Correct the files in the table, or name their folder in a "
+        f"no image that {tables} lists exists, e.g. {parts[0].table.files[0]}; searched: "
+        f"{first_of(list(dict.fromkeys(folders)), _SHOWN)}. Correct the files in the table, or name their folder in a "
         f"description with `kind: table` (docs/data_labels.md)"
     )
 
 
-def _roots(table: LabelTable) -> tuple[Path, ...]:
+def _roots(table: Path) -> tuple[Path, ...]:
     """Return the folders where the files of a table may lie: its own, images, or one with the table's name."""
-    own = table.path.parent
-    return own, own / "images", own / table.path.stem, own / f"{table.path.stem}_images"
+    own = table.parent
+    return own, own / "images", own / table.stem, own / f"{table.stem}_images"
 
 
-def _root_of(table: LabelTable) -> Path:
-    """Return the folder that has most of a table's first files."""
-    roots = _roots(table)
-    first = [row.file for row in table.rows[:_TRIED]]
-    there = [sum(bool(images.named(file)) for file in first) for images in map(_Images, roots)]
-    return roots[there.index(max(there))]
-
-
-def _classes(parts: Sequence[_Part]) -> tuple[str, ...]:
+def _classes(parts: Sequence[_Part], problems: Problems) -> tuple[str, ...]:
     """Return the class columns of the first table, or the labels of its training rows, sorted, numbers as numbers."""
     first = parts[0]
-    if first.table.columns:
-        return first.table.columns
-    split = first.split if first.has(first.split) else first.table.rows[0].split  # a table of val rows only
-    names = {name for row in first.table.rows if (row.split or first.split) == split for name in row.labels}
+    table = first.table
+    if table.columns:
+        return table.columns
+    rows = first.rows(first.split)
+    if not len(rows) and len(table.splits):  # a table of val rows only
+        rows = np.flatnonzero(table.splits == table.splits[0])
+    names = {table.names[place] for place in np.unique(_taken(table.labels, table.ends, rows)[0])}
     if not names:
-        raise BadData(f"{first.table.path} has no labels; expected {EXPECTED}")
+        problems.refuse()
+        raise BadData(f"{table.path} has no labels; expected {EXPECTED}")
     are_numbers = all(name.isdecimal() and len(name) < _LONGEST_NUMBER for name in names)
     return tuple(sorted(names, key=lambda name: (int(name) if are_numbers else 0, name)))
+
+
+class _Files(NamedTuple):
+    """The files that the rows of a table name."""
+
+    names: Names
+    keys: np.ndarray  # (rows,) int64: digests of their paths
+    sizes: np.ndarray  # (rows,) int64; -1: there is no such file
+    kinds: np.ndarray  # (rows,) uint8: places of their endings in _Images.endings, 0: not in a folder that was listed
+    several: dict[int, list[str]]  # rows that may mean several files: what they say, and these
 
 
 class _Part:
     """A table, the split of rows that do not name theirs, and the images that it lists."""
 
-    def __init__(self, split: Split, table: LabelTable, images: _Images):
+    def __init__(self, split: Split, table: LabelTable, images: _Images, said: str):
         self.split = split
         self.table = table
         self.images = images
+        self.said = said
         self.place = Place(images.root, table.path)
+        self._splits = np.where(table.splits == 0, np.uint8(NUMBERS[split]), table.splits)
 
     def has(self, split: str) -> bool:
         """Return whether rows belong to this split."""
-        return any((row.split or self.split) == split for row in self.table.rows)
+        return bool((self._splits == NUMBERS[split]).any())
 
-    def files(
-        self, split: str, numbers: Mapping[str, int], is_multi_label: bool, lines: dict[str, tuple[Path, int]]
-    ) -> list[Listed]:
-        """Return the images of a split, by class and name, or by name if they have any number of classes. `lines` maps
-        the files of all tables to the line that lists each."""
-        root, found = str(self.images.root), []
-        for row in self.table.rows:
-            if (row.split or self.split) != split:
-                continue
-            if unknown := [name for name in row.labels if name not in numbers]:
-                raise self.table.fail(row, f"no training image has class {unknown[0]!r}; add some, or remove the line")
-            if not is_multi_label and len(row.labels) != 1:
-                raise self.table.fail(row, "has no label; add one, or remove the line")
-            names = self.images.named(row.file)
-            if len(names) > 1:
-                raise self.table.fail(row, f"{row.file} may be {' or '.join(names[:3])}; write its ending")
-            name, here = names[0] if names else row.file, (self.table.path, row.line)
-            first, line = lines.setdefault(f"{root}/{name}", here)
-            if line != row.line or first != self.table.path:
-                raise self.table.fail(
-                    row, f"{name} is in {first} line {line} too; keep one line, its labels separated by ;"
-                )
-            labels = tuple(sorted(numbers[label] for label in row.labels))
-            found.append(Listed(os.fsencode(name), labels, self.images.size(name)))
-        return sorted(found, key=lambda file: ((), file.name) if is_multi_label else (file.labels, file.name))
+    def rows(self, split: str) -> np.ndarray:
+        """Return the rows of a split."""
+        return np.flatnonzero(self._splits == NUMBERS[split])
+
+    def says(self, row: int) -> tuple[int, set[str]]:
+        """Return the split and the labels of a row."""
+        start, end = self.table.ends[row - 1] if row else 0, self.table.ends[row]
+        return int(self._splits[row]), {self.table.names[place] for place in self.table.labels[start:end]}
+
+    @cached_property
+    def files(self) -> _Files:
+        """Find the files of all rows."""
+        blob, ends, several = bytearray(), array("q"), dict[int, list[str]]()
+        keys, sizes, kinds = array("q"), array("q"), bytearray()
+        root = str(self.images.root)
+        for row, file in enumerate(map(os.fsdecode, self.table.files.each())):
+            found = self.images.find(file)
+            if len(found) > 1:
+                several[row] = [file, *(name for name, _ in found)]
+            name, size = found[0] if found else (file, 0 if self.images.exists(file) else -1)
+            blob += os.fsencode(name)
+            ends.append(len(blob))
+            keys.append(hash(f"{root}/{name}"))
+            sizes.append(size)
+            kinds.append(self.images.kind_of(name) if found else 0)
+        names = self.table.files
+        if blob != names.blob or not np.array_equal(ends, names.ends):
+            names = Names(bytes(blob), np.frombuffer(ends, np.int64))
+            self.table = dataclasses.replace(self.table, files=names)  # those as written are not needed any more
+        numbers = (np.frombuffer(keys, np.int64), np.frombuffer(sizes, np.int64), np.frombuffer(kinds, np.uint8))
+        return _Files(names, *numbers, several)
+
+    def listed(self, rows: np.ndarray, numbers: Mapping[str, int], is_multi_label: bool, problems: Problems) -> Listed:
+        """Return the images of some rows, by class and name, or by name if they have any number of classes; note the
+        rows that cannot be used."""
+        table, files = self.table, self.files
+        known = np.asarray([numbers.get(name, -1) for name in table.names], np.int32)
+        labels, ends = _taken(table.labels, table.ends, rows)
+        labels, counts = known[labels] if len(known) else labels, np.diff(ends, prepend=0)
+        bad = dict.fromkeys(np.repeat(np.arange(len(rows)), counts)[labels < 0].tolist(), 0)
+        for at in bad:
+            unknown = next(name for name in self.says(int(rows[at]))[1] if name not in numbers)
+            text = f"no training image has class {unknown!r}; add some, or remove the line"
+            problems.add(table.path, int(table.lines[rows[at]]), text)
+        for at in [] if is_multi_label else np.flatnonzero(counts != 1).tolist():
+            problems.add(table.path, int(table.lines[rows[at]]), "has no label; add one, or remove the line")
+        for row in sorted(files.several.keys() & {*rows.tolist()} if files.several else ()):
+            said, *may_be = files.several[row]
+            what = "ending" if len(set(map(os.path.dirname, may_be))) == 1 else "folder"
+            text = f"{said} may be {' or '.join(may_be[:3])}; write its {what}"
+            problems.add(table.path, int(table.lines[row]), text)
+        if problems.count:
+            return Listed(Names.of([]), labels[:0], ends[:0], files.sizes[:0])
+        order = _by_name(files.names, rows)
+        if is_multi_label:
+            labels = labels[np.lexsort((labels, np.repeat(np.arange(len(rows)), counts)))]
+        else:
+            order = order[np.argsort(labels[order], kind="stable")]
+        labels, ends = _taken(labels, ends, order)
+        return Listed(files.names.take(rows[order]), labels, ends, files.sizes[rows[order]])
 
 
 class _Images:
@@ -312,57 +476,119 @@ class _Images:
 
     def __init__(self, root: Path):
         self.root = root
-        self._folders: dict[str, _Folder] = {}  # by their normal paths
+        self.below: list[str] = []  # folders whose images tables may name without them
+        self._root = str(root)
+        self._folders: dict[str, _Folder | None] = {}  # by their normal paths
+        self._endings = [""]  # of listed files
+        self._kinds: dict[str, int] = {}  # places in it
+        self._listed: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def named(self, file: str) -> list[str]:
-        """Return the paths that a file of the table may mean: it may lack its ending; tables may be from Windows."""
-        place, _, name = file.rpartition("/")
-        if (folder := self._folders.get(place)) and name in folder.names:  # almost always
-            folder.listed.add(name)
-            return [file]
+    def look_below(self, depth: int) -> bool:
+        """Let tables also name files as they are seen from the folders so far below this one, or if deeper from those
+        with images. Return whether there are such folders: few, as each of many may hold a file of one name."""
+        places = layouts.subfolders(self.root)
+        if depth > 1 and len(places) <= _MAX_BELOW:
+            inner = [f"{place}/{name}" for place in places for name in layouts.subfolders(self.root / place)]
+            places = [place for place in inner if self._has_images(place)] if len(inner) <= _MAX_SUBFOLDERS else []
+        if len(places) > _MAX_BELOW:
+            return False
+        self.below += [place for place in places if place not in self.below]
+        return bool(places)
+
+    def _has_images(self, place: str) -> bool:
+        folder = _Folder.of(self.root / place)
+        return folder is not None and bool(folder.images)
+
+    def path_of(self, file: str) -> str:
+        """Return the path that a cell names, "" if there is no such file."""
+        found = self.find(file)
+        return os.path.join(self._root, found[0][0]) if found else ""
+
+    def find(self, file: str) -> list[tuple[str, int]]:
+        """Return the paths that a file of the table may mean, with their sizes: it may lack its ending; tables may be
+        from Windows."""
         for path in dict.fromkeys((file, file.replace("\\", "/"))):
-            place, name = os.path.split(os.path.normpath(path))
-            if place not in self._folders:
-                self._folders[place] = _Folder(self.root / place)
-            folder = self._folders[place]
-            found = [name] if name in folder.names else sorted(folder.by_stem.get(name, ()))
-            if found:
-                folder.listed.update(found)
-                return [os.path.join(place, each) for each in found]
+            path = os.path.normpath(path)
+            if found := self._at(path):
+                return found
+            if found := [each for place in self.below for each in self._at(os.path.join(place, path))]:
+                return sorted(found)
         return []
 
-    def size(self, path: str) -> int | None:
-        """Return the bytes of a file; None if there is none, or a link that leads nowhere."""
+    def _at(self, path: str) -> list[tuple[str, int]]:
+        place = os.path.dirname(path)
+        if place not in self._folders:
+            self._folders[place] = _Folder.of(self.root / place)
+        if (folder := self._folders[place]) is None:
+            return []
+        if (size := self._size_of_file(path)) >= 0:
+            return [(path, size)]
+        whole = [path + ending for ending in folder.images if os.path.splitext(path + ending)[1] == ending]
+        return [(each, size) for each in whole if (size := self._size_of_file(each)) >= 0]
+
+    def _size_of_file(self, path: str) -> int:
+        """Return the bytes of a file; -1 if there is none, or a folder."""
         try:
-            return os.stat(os.path.join(self.root, path)).st_size
+            found = os.stat(os.path.join(self._root, path))
         except (OSError, ValueError):
-            return None
+            return -1
+        return -1 if stat.S_ISDIR(found.st_mode) else found.st_size
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is anything at this path; reading says what is wrong with it."""
+        return os.path.exists(os.path.join(self._root, path))
+
+    def kind_of(self, name: str) -> int:
+        """Return a number for the ending of a file that a table lists; 0 of a hidden one."""
+        if os.path.basename(name).startswith("."):
+            return 0
+        ending = layouts.suffix_of(name)
+        if ending not in self._kinds and len(self._endings) < _MAX_ENDINGS:
+            self._kinds[ending] = len(self._endings)
+            self._endings.append(ending)
+        return self._kinds.get(ending, 0)
+
+    def note_listed(self, keys: np.ndarray, kinds: np.ndarray) -> None:
+        """Note the files that a table lists: digests of their paths, and the numbers of their endings."""
+        self._listed.append((keys, kinds))
+
+    def forget(self) -> None:
+        """Forget the folders that were looked into."""
+        self._folders.clear()
 
     def unlisted(self, tables: set[Path]) -> Counter[str]:
         """Count, by ending, the files that no table lists, in the folders of those that one lists."""
         found: Counter[str] = Counter()
         for place, folder in self._folders.items():
-            left = [name for name in folder.names - folder.listed if not name.startswith(".")]
-            found.update(layouts.suffix_of(name) for name in left if self.root / place / name not in tables)
-        return found
+            if folder:
+                found.update(folder.counts)
+                found.subtract(layouts.suffix_of(path.name) for path in tables if path.parent == self.root / place)
+        keys, kinds = (np.concatenate([each[i] for each in self._listed]) for i in (0, 1))
+        once = kinds[np.unique(keys, return_index=True)[1]]
+        found.subtract(dict(zip(self._endings, np.bincount(once).tolist(), strict=False)))
+        return +found
 
 
-class _Folder:
-    """The names of the files in a folder, and which of them a table lists."""
+class _Folder(NamedTuple):
+    """The files in a folder by their endings, hidden ones aside, and which endings its images have."""
 
-    def __init__(self, path: Path):
-        self.listed: set[str] = set()
+    counts: Counter[str]
+    images: tuple[str, ...]
+
+    @classmethod
+    def of(cls, path: Path) -> _Folder | None:
+        """List a folder; None if it cannot be read."""
+        counts: Counter[str] = Counter()
+        images = set()
         try:
-            self.names = {entry.name for entry in os.scandir(path) if not layouts.is_folder(entry)}
+            for entry in os.scandir(path):
+                if layouts.is_folder(entry):
+                    continue
+                ending = os.path.splitext(entry.name)[1]
+                if ending.lower() in IMAGES:
+                    images.add(ending)
+                if not entry.name.startswith("."):
+                    counts[layouts.suffix_of(entry.name)] += 1
         except (OSError, ValueError):
-            self.names = set()
-
-    @cached_property
-    def by_stem(self) -> dict[str, list[str]]:
-        """The images by their names without ending."""
-        found: dict[str, list[str]] = {}
-        for name in self.names:
-            stem, ending = os.path.splitext(name)
-            if ending.lower() in IMAGES:
-                found.setdefault(stem, []).append(name)
-        return found
+            return None
+        return cls(counts, tuple(sorted(images)))

@@ -185,3 +185,37 @@ def test_what_is_compared_costs_no_more_than_what_is_asked_for(many, how, stored
     assert bool(now.changed(before, nothing)) == is_noticed
     if not is_noticed and stored:
         assert now.to_json()["train"][stored] == before["train"][stored], "a later start can still compare"
+
+
+# Leaks between the splits
+
+
+def of_files(paths: list[Path], fingerprint: str) -> SimpleNamespace:
+    return SimpleNamespace(files=paths, fingerprint=fingerprint)
+
+
+def test_equal_images_of_both_splits_are_a_leak_and_nothing_more_is_read(tmp_path: Path, monkeypatch):
+    paths = {split: [tmp_path / f"{split}{number}.jpg" for number in range(20)] for split in ("train", "val")}
+    for split, some in paths.items():
+        for number, path in enumerate(some):
+            path.write_bytes(b"both" if number == 7 else f"{split}{number}".encode())
+    for split, suffix in (("train", ".npy"), ("val", ".npy")):  # labels of volumes may be alike
+        paths[split].append(tmp_path / f"{split}{suffix}")
+        paths[split][-1].write_bytes(b"zeros")
+        paths[split].append(tmp_path / f"gone-{split}.jpg")  # neither can be read
+    seen = Contents({split: of_files(some, split) for split, some in paths.items()}, "sampled")
+    assert seen.leak() == "", "nothing was read yet"
+    for split in paths:
+        seen.read(split, "sampled")
+    monkeypatch.setattr(contents, "_digest", None)
+    pair = f"{paths['val'][7]} and {paths['train'][7]}"
+    assert seen.leak().startswith(f"1 of 20 validation images that were compared are training images too, e.g. {pair};")
+
+
+def test_splits_that_share_nothing_have_no_leak(many: list[Path]):
+    images = [path.rename(path.with_suffix(".jpg")) for path in many[:600]]
+    for how in ("sampled", "full"):
+        seen = Contents({"train": of_files(images[:400], "a"), "val": of_files(images[400:], "b")}, how)
+        for split in ("train", "val"):
+            seen.read(split, how)
+        assert seen.leak() == ""

@@ -247,8 +247,8 @@ def test_values_become_classes(tmp_path, values, ignore, classes, ignored):
 
 
 def test_the_line_says_what_became_of_the_values(tmp_path):
-    assert opened(write(tmp_path / "a", some(0, 5, 9, 255))).said == ("values 0, 5, 9 renumbered", "255 ignored")
-    assert opened(write(tmp_path / "b", some(0, 1))).said == ()
+    assert opened(write(tmp_path / "a", some(0, 5, 9, 255))).notes == ("values 0, 5, 9 renumbered", "255 ignored")
+    assert opened(write(tmp_path / "b", some(0, 1))).notes == ()
 
 
 def test_numbers_beyond_a_byte(tmp_path):

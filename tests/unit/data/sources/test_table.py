@@ -256,7 +256,7 @@ def test_a_column_of_0_and_1_for_each_class(data: Path):
 # What cannot be used
 
 BAD = {
-    "a,b\n1.jpg,cat\n": r"labels.csv line 1: no column of files: found 'a', 'b'; call one file, filename",
+    "a,b\none,cat\n": r"labels.csv line 1: no column of files: found 'a', 'b'; call one file, filename",
     "file\n1.jpg\n": r"labels.csv line 1: no column of labels: found 'file'; call one label, labels",
     "file,cat,cat\n1.jpg,0,1\n": r"labels.csv line 1: two columns have one name",
     "": r"labels.csv is empty; expected a CSV file with a header",
@@ -265,7 +265,7 @@ BAD = {
     "file,label\n1.jpg,cat,dog\n": r"labels.csv line 2: 3 cells, the header has 2",
     "file,label\n1.jpg,cat\n,cat\n": r"labels.csv line 3: names no file",
     "file,label\n1.jpg,cat\n2.jpg,\n": r"labels.csv line 3: has no label; add one",
-    "file,label\n1.jpg,cat\n2.jpg,cat\n./1.jpg,cat\n": r"line 4: 1.jpg is in .*labels.csv line 2 too; keep one line",
+    "file,label\n1.jpg,cat\n2.jpg,cat\n./1.jpg,dog\n": r"line 4: 1.jpg is in .*labels.csv line 2 too; keep one line",
     "file,cat,age\n1.jpg,0,1\n2.jpg,1,17\n": r"labels.csv line 3: age is '17', expected 0 or 1",
     "file,cat\n1.jpg,\n": r"labels.csv line 2: cat is '', expected 0 or 1",
     "file,label,split\n1.jpg,cat,trian\n": r"labels.csv line 2: split is 'trian', expected train, val or test",
