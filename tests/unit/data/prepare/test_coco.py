@@ -293,6 +293,8 @@ def test_annotations_may_stand_before_what_they_belong_to():
     data, turned = (json.dumps(dict(pairs)).encode() for pairs in (described.items(), reversed(described.items())))
     assert data != turned
     one, other = (vars(read_instances([each], "x")) for each in (data, turned))
+    texts = [[file[start:end] for start, end in found.pop("spans")] for file, found in ((data, one), (turned, other))]
+    assert texts[0] == texts[1], "outlines lie elsewhere"
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
