@@ -1,17 +1,22 @@
-"""Segmentation of images with masks: a U-Net on a pretrained classifier, for any images, classes and sizes.
+"""Segmentation of your own images with masks, of any classes and sizes, decided from the images and the machine.
 
-    sightline train segmentation --data.path DIR --model.weights torchvision:resnet34 --run.out runs/mine
+    sightline train segmentation --data.path DIR --run.out runs/mine
 
 DIR holds images and a mask for each (docs/data_masks.md): images/ beside masks/, X.jpg beside X_mask.png, Pascal
-VOC's folders, or the outlines of COCO or YOLO. Training sees random crops, predictions see all of an image. The rate is
-0.0005 for a batch of 16 and scales with it; the pretrained layers have a fifth of it, and stay as they are in the first
-epoch. An epoch has at least 50 steps. The run ends when the mean IoU has not improved for 16 epochs.
+VOC's folders, or the outlines of COCO or YOLO. The network is a U-Net whose way down is a pretrained classifier.
+Training sees random crops, predictions see all of an image. Before it starts, the run looks at the images and decides
+the classifier and its weights, the size of crops, the batch, the epochs and the rates. It says what it decided, and
+`sightline inspect RUN` says why. What you type stays: `--weights FILE|torchvision:resnet50|timm:NAME|none`,
+`--data.size 512`, `--epochs 80`, `--lr 0.0005`.
 Expected: tests/cli/test_segmentation.py, 30 drawn images, a thin ResNet-18 from scratch: a mean IoU of 0.97 on the six
 that validate, after 250 steps and 12 s of one core.
 """
 
 from sightline.data.masks import MaskData
+from sightline.hardware import early_cuda
+from sightline.models import pretrained
 from sightline.models.config import EncoderUnetConfig
+from sightline.recipe.plan import Known
 from sightline.recipe.recipe import Recipe
 from sightline.tasks.config import MaskConfig
 from sightline.train.config import TrainConfig
@@ -20,7 +25,7 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """Return a U-Net with a lower rate for its way down."""
+    """Return a U-Net on a classifier; `plan` chooses that, and everything that depends on the images."""
     return Recipe(
         name="segmentation",
         model=EncoderUnetConfig(arch="resnet34"),
@@ -30,20 +35,52 @@ def recipe() -> Recipe:
             kind="adamw",
             lr=5e-4,
             lr_for_batch=16,
-            trunk_lr_scale=0.2,
             weight_decay=0.01,
             norm_weight_decay=0.0,
             bias_weight_decay=0.0,
         ),
         schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
-        train=TrainConfig(
-            epochs=40,
-            global_batch=16,
-            ema=0.99,
-            clip=5.0,
-            patience=16,
-            last_batch="wrap",
-            min_epoch_steps=50,
-            head_epochs=1,
-        ),
+        train=TrainConfig(epochs=40, global_batch=16, ema=0.99, clip=5.0, last_batch="wrap", min_epoch_steps=50),
+        plan=plan,
     )
+
+
+def plan(known: Known) -> None:
+    """Decide in the order in which one thing follows from another: classifier, crops, length, rates."""
+    has_gpu = early_cuda.is_expected(known["run.device"])
+    arch, why = ("resnet34", "there is a GPU") if has_gpu else ("resnet18", "the CPU is too slow for more")
+    if named := pretrained.network_of(known["model.weights"] or ""):
+        arch, why = named, f"the network of {known['model.weights']}"
+    known.decide("model.arch", arch, why)
+    is_tuned = pretrained.start_from(known, pretrained.weights_of(known["model.arch"] or ""))
+    if known.purpose == "score":
+        return
+    _crops(known, has_gpu)
+    _length(known, has_gpu, is_tuned)
+    weights = f"weights {known['model.weights']}" if is_tuned else "random weights"
+    chosen = f"chosen: U-Net on {known['model.arch'] or 'your network'}, {weights}, crops of {known['data.size']} px"
+    known.lines.append(f"{chosen}; every choice is a flag, `sightline inspect RUN` gives its reason")
+
+
+def _crops(known: Known, has_gpu: bool) -> None:
+    """Take crops within the usual image, in steps of the network's stride."""
+    side = known.side or 384
+    most = 512 if has_gpu else 256
+    known.decide("data.size", min(most, max(64, side // 32 * 32)), f"images are {side} pixels on their shorter side")
+
+
+def _length(known: Known, has_gpu: bool, is_tuned: bool) -> None:
+    """Choose batch and epochs for the number of images; random weights need twice as long."""
+    images = known.train.items
+    because = f"{images} training images"
+    epochs = min(40, max(8, round(40 * (5_000 / images) ** 0.5)))
+    if not has_gpu:
+        epochs //= 2
+        known.decide("train.global_batch", 8, "fewer than on a GPU: a CPU takes seconds for each step")
+        known.decide("train.min_epoch_steps", 15, "fewer than on a GPU: a CPU takes seconds for each step")
+    if is_tuned:
+        known.decide("optimizer.lr", 0.001, "pretrained weights take high rates for a short time")
+        known.decide("optimizer.trunk_lr_scale", 0.2, "keeps more of what the weights have learnt")
+    else:
+        epochs *= 2
+    known.decide_length(epochs, because, head_epochs=1 if is_tuned else 0)

@@ -339,6 +339,7 @@ for epoch in range(2):
 INPUTS: dict[str, Callable[[Path], None]] = {
     "images": images,
     "PHOTOS": garden,
+    "MASKS": lambda path: LAYOUTS["pictures"](path, 12) and None,
     "BOXES": boxes("coco"),
     "pets": pets,
     "strays": pets,

@@ -254,9 +254,7 @@ def test_help_shows_about_twenty_flags_and_three_examples(sightline, monkeypatch
     shown = [line for line in lines if line.startswith("  --")]
     assert 18 <= len(shown) <= 23
     assert sum(line.startswith("  sightline train ") for line in lines) == 3
-    assert said.out.count(" --data DIR --weights ") == (
-        2 if name.startswith(("finetune_", "segmentation", "ssd_")) else 0
-    )
+    assert said.out.count(" --data DIR --weights ") == (2 if name.startswith(("finetune_", "ssd_")) else 0)
     assert f"(default: {golden(name)['--train.epochs']})" in said.out
     assert all(any(line.startswith(f"  {short}, {long}") for line in shown) for short, long in suggest.ALIASES.items()
                if long in golden(name))  # fmt: skip

@@ -12,7 +12,7 @@ from PIL import Image
 from sightline import api
 
 HERE = ["--run.device=cpu", "--run.workers=0", "--train.precision=fp32", "--run.progress=plain"]
-SCRATCH = ["--train.head-epochs=0", "--optimizer.trunk-lr-scale=1", "--model.arch=resnet18", "--model.width=16"]
+SCRATCH = ["--weights=none", "--model.arch=resnet18", "--model.width=16"]
 SHORT = [*SCRATCH, "--data.size=32", "--train.max-steps=2", "--train.global-batch=4", "--run.report=off", *HERE]
 COLOURS = np.array([(0, 0, 0), (255, 0, 0), (0, 0, 255)], np.uint8)
 
@@ -44,7 +44,7 @@ def discs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_drawn_discs_are_learnt_and_masks_come_back_as_they_came(sightline, discs: Path, tmp_path: Path):
     """The whole path; 20 s on one core, most of it in training."""
     run, out = tmp_path / "run", tmp_path / "out"
-    sizes = ["--data.size=64", "--train.epochs=5", "--train.global-batch=8", "--optimizer.lr=0.004"]
+    sizes = ["--data.size=64", "--train.epochs=5", "--train.min-epoch-steps=50", "--optimizer.lr=0.004"]
     said = sightline("train", "segmentation", "--data", discs, "--out", run, *SCRATCH, *sizes, *HERE)
     assert said.code == 0, said
     assert "data: 2 classes, 24 + 6 images; values 0, 255 renumbered; no val split, so 6 images validate" in said.out

@@ -296,7 +296,7 @@ def test_it_learns(name: str, tmp_path: Path, train):
 
 @EACH_PART
 def test_the_average_is_what_is_evaluated_and_called_best(name: str, finished):
-    plain, averaged = finished(name), finished(name, "--train.ema=0.5")
+    plain, averaged = finished(name), finished(name, "--train.ema=0.75")
     assert averaged.bits()["model.safetensors"] == plain.bits()["model.safetensors"]
     if plain.scores.values[recipes.find(name).recipe().task.headline]:  # a detector finds nothing in so few steps
         assert averaged.scores != plain.scores

@@ -77,7 +77,7 @@ def test_about_twenty_flags_and_three_examples(monkeypatch: pytest.MonkeyPatch, 
     assert 18 <= len(shown) <= 23
     assert sum(line.startswith("  sightline train ") for line in lines) == 3
     weights = sum(" --data DIR --weights " in line for line in lines)
-    assert weights == (2 if name.startswith(("finetune_", "segmentation", "ssd_")) else 0)
+    assert weights == (2 if name.startswith(("finetune_", "ssd_")) else 0)
     assert f"(default: {golden(name)['--train.epochs']})" in "\n".join(lines)
     assert {line.split(",")[0].strip() for line in shown} >= SHORT
 

@@ -326,3 +326,34 @@ def test_a_detector_takes_the_trunk_of_its_weights(tmp_path: Path):
     found = resolved("detection", data)
     assert any("no pretrained weights" in line for line in found.lines)
     assert found.recipe.train.head_epochs == 0 and found.recipe.model.depth == 18
+
+
+def masks(folder: Path, images: int, size: tuple[int, int]) -> Path:
+    """Write noise with a mask of two classes for each image."""
+    random = np.random.default_rng(0)
+    for name, most, shape in (("images", 256, (size[1], size[0], 3)), ("masks", 2, (size[1], size[0]))):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(images):
+            Image.fromarray(random.integers(0, most, shape, np.uint8)).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("side", "device", "size"), [(50, "cpu", 64), (200, "cpu", 192), (400, "cpu", 256), (600, "cuda", 512)]
+)
+def test_crops_of_segmentation_lie_within_the_images(tmp_path: Path, side: int, device: str, size: int):
+    data = masks(tmp_path / "data", 5, (side + 40, side))
+    found = resolved("segmentation", data, "--device", device, purpose="look")
+    assert found.recipe.data.size == size and f"crops of {size} px" in found.lines[-1]
+    assert found.recipe.model.arch == ("resnet34" if device == "cuda" else "resnet18")
+
+
+def test_segmentation_is_tuned_from_a_classifier_or_learns_from_scratch(tmp_path: Path, cached: None):
+    data = masks(tmp_path / "data", 5, (64, 64))
+    tuned = resolved("segmentation", data).recipe
+    assert (tuned.model.weights, tuned.train.head_epochs) == ("torchvision:resnet18", 1)
+    scratch = resolved("segmentation", data, "--weights", "none").recipe
+    assert scratch.optimizer.trunk_lr_scale == 1 and scratch.train.head_epochs == 0
+    assert scratch.train.epochs == 2 * tuned.train.epochs
+    named = resolved("segmentation", data, "--weights", "tf_efficientnet_lite0.safetensors").recipe
+    assert named.model.arch == "timm:tf_efficientnet_lite0"

@@ -46,7 +46,7 @@ def test_a_line_for_every_reason_and_none_without(command: str, expected: list[s
 @pytest.mark.parametrize("name", recipes.names())
 def test_no_recipe_warns_about_its_own_defaults(name: str):
     recipe = recipes.find(name).recipe()
-    weights = [WEIGHTS] if name.startswith(("finetune_", "segmentation")) else []  # which these are for
+    weights = [WEIGHTS] if name.startswith("finetune_") else []  # which these are for
     assert recipe.schedule.warnings(recipe.train.epochs) == [] == told(name, *weights)
 
 
