@@ -73,18 +73,22 @@ OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 class Bug(NamedTuple):
-    """A small edit: `text` at byte `start` of `file` becomes `instead`."""
+    """A small edit: `text` at byte `start` of `file` becomes `instead`; `before` and `after` complete its lines."""
 
     file: str
     line: int
     start: int
     text: str
     instead: str
+    before: str
+    after: str
 
     @property
     def edit(self) -> str:
-        """The edit in one line, as it stands in tests/equivalent_mutants.txt."""
-        return " ".join(f"{self.file}: {self.text} -> {self.instead}".split())
+        """The edit in one line, as it stands in tests/equivalent_mutants.txt: whole lines, since a number alone names
+        no place."""
+        old, new = (f"{self.before}{text}{self.after}" for text in (self.text, self.instead))
+        return " ".join(f"{self.file}: {old} -> {new}".split())
 
 
 # Bugs
@@ -101,8 +105,9 @@ def bugs_of(file: str, source: str) -> list[Bug]:
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
         text = encoded[start:end].decode()
+        before, after = encoded[starts[node.lineno - 1] : start], encoded[end : starts[node.end_lineno]]
         if instead != text:
-            found.append(Bug(file, node.lineno, start, text, instead))
+            found.append(Bug(file, node.lineno, start, text, instead, before.decode(), after.decode()))
     return found
 
 
