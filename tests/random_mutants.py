@@ -449,7 +449,7 @@ def main() -> int:
             finally:
                 trees.put(tree)
             if results[i] != "caught" or arguments.verbose:
-                print(f"{len(results):4} {results[i]}: #{i} {bug.file}:{bug.line}: {bug.edit}", flush=True)
+                print(f"{len(results):4} {results[i]}: #{i}, line {bug.line}: {bug.edit}", flush=True)
 
         list(pool.map(one, bugs))
     print(_table([(bug, results[i]) for i, bug in bugs], time.monotonic() - began))
