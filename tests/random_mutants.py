@@ -69,6 +69,7 @@ ARITHMETIC = {
     ast.BitOr: ast.BitAnd,
     ast.BitAnd: ast.BitOr,
 }
+CAUGHT = ("caught", "hung")
 OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -384,7 +385,7 @@ def _environ(tree: Path) -> dict[str, str]:
 
 
 def tried(bug: Bug, tests: list[str], tree: Path, limit_s: float) -> str:
-    """Write the bug into the copy, run the tests and undo it; return "caught", "survived" or "not run by any test"."""
+    """Write the bug into a copy, run the tests, undo it; return "not run by any test", "survived", or one of CAUGHT."""
     if not tests:
         return "not run by any test"
     path = tree / bug.file
@@ -397,8 +398,8 @@ def tried(bug: Bug, tests: list[str], tree: Path, limit_s: float) -> str:
     )
     try:
         code = group.wait(60 + 4 * limit_s)
-    except subprocess.TimeoutExpired:  # it hangs, which a person would notice
-        code = 1
+    except subprocess.TimeoutExpired:  # it hangs, which a person would notice; or the machine is very busy
+        return "hung"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group.pid, signal.SIGKILL)
@@ -453,7 +454,7 @@ def main() -> int:
 
         list(pool.map(one, bugs))
     print(_table([(bug, results[i]) for i, bug in bugs], time.monotonic() - began))
-    missed = sum(result not in ("caught", "equivalent") for result in results.values())
+    missed = sum(result not in (*CAUGHT, "equivalent") for result in results.values())
     return int(missed > len(results) / 10)
 
 
@@ -462,10 +463,11 @@ def _table(results: list[tuple[Bug, str]], seconds: float) -> str:
     lines = [f"{'folder':16} {'bugs':>5} {'caught':>7} {'equivalent':>11} {'missed':>7}"]
     for folder in [*folders, "all"]:
         of = Counter(result for bug, result in results if folder in ("all", _folder(bug)))
-        missed = sum(of.values()) - of["caught"] - of["equivalent"]
-        lines.append(f"{folder:16} {sum(of.values()):5} {of['caught']:7} {of['equivalent']:11} {missed:7}")
+        caught = sum(of[result] for result in CAUGHT)
+        missed = sum(of.values()) - caught - of["equivalent"]
+        lines.append(f"{folder:16} {sum(of.values()):5} {caught:7} {of['equivalent']:11} {missed:7}")
     noticeable = sum(result != "equivalent" for _, result in results)
-    caught = sum(result == "caught" for _, result in results)
+    caught = sum(result in CAUGHT for _, result in results)
     return "\n".join(
         [*lines, f"caught {caught} of {noticeable} ({caught / max(noticeable, 1):.1%}) in {seconds:.0f} s"]
     )
