@@ -397,8 +397,9 @@ def tried(bug: Bug, tests: list[str], tree: Path, limit_s: float) -> str:
         words, cwd=tree, env=_environ(tree), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
     )
     try:
-        code = group.wait(60 + 4 * limit_s)
-    except subprocess.TimeoutExpired:  # it hangs, which a person would notice; or the machine is very busy
+        busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        code = group.wait((60 + 4 * limit_s) * busy)
+    except subprocess.TimeoutExpired:  # it hangs, which a person would notice
         return "hung"
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -440,3 +440,17 @@ def test_batches_that_left_their_slots_before_a_new_start_count_no_more():
         assert feed.free == 4, "4 and 5 are to be loaded again"
         feed.start(1, 9)
         assert feed.free == feed.position == 1
+
+
+def test_batches_for_workers_may_take_all_of_the_shared_memory_and_no_more(monkeypatch):
+    layout, slots, rows = {"image": ((3, 4), "float32")}, 2, 5
+    needed = slots * rows * (3 * 4 * 4 + 8 + 1)  # with the number and the validity of each row
+    monkeypatch.setattr(loader_module.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(1, 0, needed))
+    batches = loader_module._allocate(layout, rows, slots, "val", shared=True)
+    assert [{key: tensor.is_shared() for key, tensor in batch.items()} for batch in batches] == [
+        dict.fromkeys(("image", "index", "valid"), True)
+    ] * 2
+    monkeypatch.setattr(loader_module.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(1, 0, needed - 1))
+    with pytest.raises(UsageError, match=r"the loader needs 0 MiB of shared memory and /dev/shm has 0 MiB free"):
+        loader_module._allocate(layout, rows, slots, "val", shared=True)
+    assert set(loader_module._allocate(layout, rows, 1, "train", shared=False)[0]) == {"image", "index"}
