@@ -4,6 +4,7 @@ warm.py runs main() of this file on every rank.
 """
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import torch.distributed as dist
 import warm
 from torch import nn
 
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, PeerLost, UsageError
+from sightline.evaluate import shares
 from sightline.evaluate.shares import Share, refuse_other_files
 from sightline.hardware.world import World
 from sightline.migrate.stand_ins import apex
@@ -34,7 +36,28 @@ def main(out: Path) -> None:
     with pytest.raises(UsageError, match="dict is not a ResultFolder, so ranks cannot share its files; predict on one"):
         Share(here, 60.0, print).checked({})  # type: ignore[arg-type]
     reduce_gradients(rank)
+    wait_for_a_rank_that_begins_nothing(out, rank)
     (out / f"done-{rank}").touch()
+
+
+def wait_for_a_rank_that_begins_nothing(out: Path, rank: int) -> None:
+    """Batches that another begins are awaited; without any for a while it counts as lost."""
+    store = dist.FileStore(str(out / "beats"), RANKS)
+    share = Share(World(rank=rank, size=RANKS, store=store), 60.0, print)
+    shares.BEAT_S, share.limit_s = 0.02, 0.5
+    if rank == 1:
+        for number in range(4):
+            store.set("predict/1", str(number))
+            time.sleep(0.3)
+        (out / "silent").touch()
+        while not (out / "lost").exists():
+            time.sleep(0.02)
+        share._wait_for_all()
+    else:
+        with pytest.raises(PeerLost, match="no rank of 2 began a batch in 0 s, and predictions.json was not written"):
+            share._wait_for_all()
+        assert (out / "silent").exists(), "it was awaited while it began batches"
+        (out / "lost").touch()
 
 
 def reduce_gradients(rank: int) -> None:
