@@ -627,3 +627,12 @@ def test_plain_norms_of_apex_have_no_weights(apex: Any):
     torch.testing.assert_close(layer(x), nn.functional.layer_norm(x, (5,), eps=1e-5))
     layer = normalization.FusedRMSNorm(5, elementwise_affine=False)
     torch.testing.assert_close(layer(x), nn.functional.rms_norm(x, (5,), eps=1e-5))
+
+
+@pytest.mark.parametrize("name", ["FusedAdagrad", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD"])
+def test_a_weight_without_a_gradient_keeps_no_other_from_its_step(apex: Any, name: str):
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = getattr(importlib.import_module("apex.optimizers"), name)(weights, lr=0.1)
+    weights[0].grad, weights[2].grad = torch.ones(2), torch.ones(2)
+    optimizer.step()
+    assert (weights[1] == 1).all() and (weights[0] < 1).all() and torch.equal(weights[0], weights[2])
