@@ -69,22 +69,27 @@ ARITHMETIC = {
     ast.BitOr: ast.BitAnd,
     ast.BitAnd: ast.BitOr,
 }
+CAUGHT = ("caught", "hung")
 OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
 class Bug(NamedTuple):
-    """A small edit: `text` at byte `start` of `file` becomes `instead`."""
+    """A small edit: `text` at byte `start` of `file` becomes `instead`; `before` and `after` complete its lines."""
 
     file: str
     line: int
     start: int
     text: str
     instead: str
+    before: str
+    after: str
 
     @property
     def edit(self) -> str:
-        """The edit in one line, as it stands in tests/equivalent_mutants.txt."""
-        return " ".join(f"{self.file}: {self.text} -> {self.instead}".split())
+        """The edit in one line, as it stands in tests/equivalent_mutants.txt: whole lines, since a number alone names
+        no place."""
+        old, new = (f"{self.before}{text}{self.after}" for text in (self.text, self.instead))
+        return " ".join(f"{self.file}: {old} -> {new}".split())
 
 
 # Bugs
@@ -101,8 +106,9 @@ def bugs_of(file: str, source: str) -> list[Bug]:
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
         text = encoded[start:end].decode()
+        before, after = encoded[starts[node.lineno - 1] : start], encoded[end : starts[node.end_lineno]]
         if instead != text:
-            found.append(Bug(file, node.lineno, start, text, instead))
+            found.append(Bug(file, node.lineno, start, text, instead, before.decode(), after.decode()))
     return found
 
 
@@ -379,7 +385,7 @@ def _environ(tree: Path) -> dict[str, str]:
 
 
 def tried(bug: Bug, tests: list[str], tree: Path, limit_s: float) -> str:
-    """Write the bug into the copy, run the tests and undo it; return "caught", "survived" or "not run by any test"."""
+    """Write the bug into a copy, run the tests, undo it; return "not run by any test", "survived", or one of CAUGHT."""
     if not tests:
         return "not run by any test"
     path = tree / bug.file
@@ -391,9 +397,10 @@ def tried(bug: Bug, tests: list[str], tree: Path, limit_s: float) -> str:
         words, cwd=tree, env=_environ(tree), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
     )
     try:
-        code = group.wait(60 + 4 * limit_s)
+        busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        code = group.wait((60 + 4 * limit_s) * busy)
     except subprocess.TimeoutExpired:  # it hangs, which a person would notice
-        code = 1
+        return "hung"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group.pid, signal.SIGKILL)
@@ -444,11 +451,11 @@ def main() -> int:
             finally:
                 trees.put(tree)
             if results[i] != "caught" or arguments.verbose:
-                print(f"{len(results):4} {results[i]}: #{i} {bug.file}:{bug.line}: {bug.edit}", flush=True)
+                print(f"{len(results):4} {results[i]}: #{i}, line {bug.line}: {bug.edit}", flush=True)
 
         list(pool.map(one, bugs))
     print(_table([(bug, results[i]) for i, bug in bugs], time.monotonic() - began))
-    missed = sum(result not in ("caught", "equivalent") for result in results.values())
+    missed = sum(result not in (*CAUGHT, "equivalent") for result in results.values())
     return int(missed > len(results) / 10)
 
 
@@ -457,10 +464,11 @@ def _table(results: list[tuple[Bug, str]], seconds: float) -> str:
     lines = [f"{'folder':16} {'bugs':>5} {'caught':>7} {'equivalent':>11} {'missed':>7}"]
     for folder in [*folders, "all"]:
         of = Counter(result for bug, result in results if folder in ("all", _folder(bug)))
-        missed = sum(of.values()) - of["caught"] - of["equivalent"]
-        lines.append(f"{folder:16} {sum(of.values()):5} {of['caught']:7} {of['equivalent']:11} {missed:7}")
+        caught = sum(of[result] for result in CAUGHT)
+        missed = sum(of.values()) - caught - of["equivalent"]
+        lines.append(f"{folder:16} {sum(of.values()):5} {caught:7} {of['equivalent']:11} {missed:7}")
     noticeable = sum(result != "equivalent" for _, result in results)
-    caught = sum(result == "caught" for _, result in results)
+    caught = sum(result in CAUGHT for _, result in results)
     return "\n".join(
         [*lines, f"caught {caught} of {noticeable} ({caught / max(noticeable, 1):.1%}) in {seconds:.0f} s"]
     )

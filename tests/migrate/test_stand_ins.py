@@ -581,3 +581,58 @@ def test_pynvml_without_a_driver_is_replaced(
     assert finder.is_missing("pynvml") is not has_driver
     deactivate()
     assert sys.modules["pynvml"] is real
+
+
+@pytest.mark.usefixtures("_no_pynvml")
+def test_pynvml_takes_the_hottest_sensor_that_can_be_read(on_cpu: Start, tmp_path: Path, monkeypatch):
+    on_cpu()
+    import pynvml
+
+    from sightline.migrate.stand_ins import pynvml as ours
+
+    monkeypatch.setattr(
+        ours, "Path", lambda place: tmp_path / "thermal" if place == "/sys/class/thermal" else Path(place)
+    )
+    with pytest.raises(pynvml.NVMLError, match="nvmlDeviceGetTemperature is not available") as caught:
+        pynvml.nvmlDeviceGetTemperature(0, pynvml.NVML_TEMPERATURE_GPU)
+    assert caught.value.value == pynvml.NVML_ERROR_NOT_SUPPORTED
+    for number, text in enumerate(("41999\n", "disabled\n", "52000\n", "-1000\n")):
+        (tmp_path / "thermal" / f"thermal_zone{number}").mkdir(parents=True)
+        (tmp_path / "thermal" / f"thermal_zone{number}" / "temp").write_text(text)
+    assert pynvml.nvmlDeviceGetTemperature(0, pynvml.NVML_TEMPERATURE_GPU) == 52
+    with pytest.raises(pynvml.NVMLError_InvalidArgument, match="no device has the UUID GPU-none"):
+        pynvml.nvmlDeviceGetHandleByUUID(b"GPU-none")
+
+
+def test_apex_refuses_what_its_optimizers_cannot(apex: Any):
+    optimizers, weight = importlib.import_module("apex.optimizers"), nn.Parameter(torch.ones(2))
+    for options in ({"nesterov": True}, {"nesterov": True, "momentum": 0.9, "dampening": 0.1}):
+        with pytest.raises(ValueError, match="nesterov needs momentum > 0 and dampening 0"):
+            optimizers.FusedSGD([weight], lr=0.1, **options)
+    optimizers.FusedSGD([weight], lr=0.1, nesterov=True, momentum=0.9)
+    with pytest.raises(RuntimeError, match="norm_type=1 is not known; use 2, or 0 for the maximum norm"):
+        optimizers.FusedNovoGrad([weight], norm_type=1).step()
+    for name in ("FusedAdam", "FusedNovoGrad", "FusedAdagrad"):
+        table = nn.Embedding(4, 2, sparse=True)
+        optimizer = getattr(optimizers, name)(table.parameters())
+        table(torch.tensor([1])).sum().backward()
+        with pytest.raises(RuntimeError, match=f"{name} cannot use sparse gradients"):
+            optimizer.step()
+
+
+def test_plain_norms_of_apex_have_no_weights(apex: Any):
+    normalization = importlib.import_module("apex.normalization")
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    layer = normalization.FusedLayerNorm(5, elementwise_affine=False)
+    torch.testing.assert_close(layer(x), nn.functional.layer_norm(x, (5,), eps=1e-5))
+    layer = normalization.FusedRMSNorm(5, elementwise_affine=False)
+    torch.testing.assert_close(layer(x), nn.functional.rms_norm(x, (5,), eps=1e-5))
+
+
+@pytest.mark.parametrize("name", ["FusedAdagrad", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD"])
+def test_a_weight_without_a_gradient_keeps_no_other_from_its_step(apex: Any, name: str):
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    optimizer = getattr(importlib.import_module("apex.optimizers"), name)(weights, lr=0.1)
+    weights[0].grad, weights[2].grad = torch.ones(2), torch.ones(2)
+    optimizer.step()
+    assert (weights[1] == 1).all() and (weights[0] < 1).all() and torch.equal(weights[0], weights[2])

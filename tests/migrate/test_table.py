@@ -115,3 +115,23 @@ def test_unknown_name_is_an_error_in_strict_mode(monkeypatch: pytest.MonkeyPatch
     on_cpu(strict=True)
     with pytest.raises(MigrateError, match=r"test_table.py:\d+: torch.cuda.new_thing cannot run on cpu"):
         torch.cuda.new_thing()
+
+
+# What torch does on any accelerator by itself, so that only a target that lacks it needs another way.
+ONLY_FOR = {
+    ("cpu",): """torch.Tensor.cpu torch.Tensor.type_as torch.nn.Module.cpu torch.nn.Module._apply
+torch.nn.utils.rnn.PackedSequence.cpu torch.Tensor.__deepcopy__ torch.nn.Parameter.__deepcopy__
+torch.jit.optimize_for_inference torch.conv2d torch.nn.functional.conv2d torch.multiprocessing.spawn
+torch.multiprocessing.start_processes""",  # its tensors are told apart from those of the host, and copied
+    ("cpu", "mps"): """torch.Tensor.pin_memory torch.Tensor.record_stream torch.UntypedStorage.pin_memory
+torch.TypedStorage.pin_memory triton.runtime.jit.JITFunction.run torch.backends.cuda.enable_math_sdp
+torch.nn.attention._sdpa_kernel torch.nn.SyncBatchNorm.forward torch.nn.parallel.parallel_apply
+torch.nn.parallel.DistributedDataParallel._passing_sync_batchnorm_handle torch.optim.Optimizer.add_param_group
+torch.nn.parallel.parallel_apply.parallel_apply torch.optim.Optimizer.load_state_dict""",  # no memory of their own
+    ("hpu",): "torch.autograd.backward",  # which collects its work and must be told where a step ends
+}
+
+
+def test_what_torch_does_on_other_targets_is_left_to_it():
+    limited = {rule.name: rule.targets for rule in table.all_rules() if rule.targets}
+    assert limited == {name: targets for targets, names in ONLY_FOR.items() for name in names.split()}

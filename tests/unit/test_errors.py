@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from sightline import errors
 from sightline.errors import DiskError, DiskFull, Interrupted, disk_error, first_of, unforeseen_disk_error
 
 
@@ -58,3 +59,11 @@ def test_an_error_of_the_disk_that_nobody_met_names_its_file():
 def test_a_stop_names_its_signal_and_ends_with_its_code(number: int, result: str, text: str, code: int):
     told = Interrupted(number, result)
     assert (str(told), told.exit_code, told.signal_number) == (text, code, number)
+
+
+def test_every_kind_of_error_keeps_its_exit_code():
+    """Scripts and launchers read them: they stay as they are."""
+    codes = {errors.SightlineError: 1, errors.UsageError: 2, errors.BadData: 3, errors.BadSample: 3}
+    codes |= {errors.BadCheckpoint: 4, errors.NotFinite: 5, errors.Diverged: 5, errors.OutOfMemory: 6}
+    codes |= {errors.DiskError: 7, errors.DiskFull: 7, errors.PeerLost: 8}
+    assert {kind: kind.exit_code for kind in codes} == codes

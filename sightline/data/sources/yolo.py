@@ -49,7 +49,7 @@ def _located(path: str, split: Split) -> tuple[Layout, Annotations]:
     if not layout.classes:  # numbered up to the largest in either split
         places = [each for each in (layout.train, layout.val) if each]
         read |= {each: _read(layout, each) for each in places if each not in read}
-        largest = max(int(found.categories.max(initial=-1)) for found in read.values())
+        largest = max(int(read[each].categories.max(initial=-1)) for each in places)
         layout = replace(layout, classes=tuple(map(str, range(largest + 1))))
     if (largest := int(read[place].categories.max(initial=-1))) >= len(layout.classes):
         raise BadData(f"{place.labels} has class {largest}, train and val have classes 0 to {len(layout.classes) - 1}")

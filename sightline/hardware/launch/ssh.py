@@ -46,14 +46,20 @@ def run(plan: LaunchPlan) -> None:
     """Start all hosts and wait for them; a signal lets their ranks save, a second one ends them, and so does the
     first failure."""
     processes: list[subprocess.Popen[str]] = []
+    told: list[subprocess.Popen[str]] = []
     stopped: list[int] = []
+
+    def tell() -> None:
+        for process in processes[len(told) :]:
+            told.append(process)
+            _interrupt(process)
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopped.append(number)
         if len(stopped) > 1:
             _end(processes)
-        for process in processes if len(stopped) == 1 else ():
-            _interrupt(process)
+        else:
+            tell()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, *hangup())}
     readers = []
@@ -68,6 +74,8 @@ def run(plan: LaunchPlan) -> None:
                 start_new_session=True,  # a Ctrl-C here would end ssh itself
             )
             processes.append(process)
+            if stopped:  # the signal came while hosts were still being started
+                tell()
             readers.append(threading.Thread(target=_show, args=(host.name, process.stdout), daemon=True))
             readers[-1].start()
         failed, code = _wait(plan, processes, stopped)

@@ -1,5 +1,7 @@
 """Content fingerprints: which files are read, what a change of one byte does, how many changes a sample misses."""
 
+import hashlib
+import itertools
 import math
 import shutil
 from pathlib import Path
@@ -185,6 +187,20 @@ def test_what_is_compared_costs_no_more_than_what_is_asked_for(many, how, stored
     assert bool(now.changed(before, nothing)) == is_noticed
     if not is_noticed and stored:
         assert now.to_json()["train"][stored] == before["train"][stored], "a later start can still compare"
+
+
+def test_the_files_of_a_fingerprint_are_chosen_as_in_every_version(monkeypatch: pytest.MonkeyPatch):
+    """By hashes of the key and a running number, until there are enough different ones: stored runs have them."""
+    monkeypatch.setattr(contents, "MAX_FILES", 20)
+    wanted: dict[int, None] = {}
+    for number in itertools.count():
+        if len(wanted) == 20:
+            break
+        wanted[int.from_bytes(hashlib.sha256(f"key {number}".encode()).digest(), "big") % 30] = None
+    assert [list(group) for group in contents._groups(30, "sampled", "key")] == [[at] for at in sorted(wanted)]
+    assert [list(group) for group in contents._groups(3, "sampled", "key")] == [[0], [1], [2]]
+    monkeypatch.setattr(contents, "MAX_DIGESTS", 4)
+    assert [list(group) for group in contents._groups(6, "full", "key")] == [[0], [1, 2], [3], [4, 5]]
 
 
 # Leaks between the splits

@@ -82,3 +82,40 @@ def test_a_resumed_run_keeps_its_decoder_without_measuring(folder, tmp_path, sto
     recipe, run = api.load("demo_classification", [*flags, f"--run.out={tmp_path}"])
     log = RunLog(tmp_path, attempt=None)
     assert start._decodes_on_host(opened(folder / "64"), recipe, run, CUDA, World(), log) is expected
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (1.0, (True, "images are decoded on the CPU: about 40 img/s by 4 loader processes, 1 on ")),
+        (40.0, (True, "images are decoded on the CPU: about 40 img/s by 4 loader processes, 40 on ")),
+        (2000.0, (False, "decoding: 2,000 img/s on ")),
+    ],
+)
+def test_the_faster_of_both_decodes(folder, monkeypatch, there: float, expected: tuple[bool, str]):
+    monkeypatch.setattr(decoder_choice, "host_rate", lambda dataset: 40 / 4 / decoder_choice.SHARE)
+    monkeypatch.setattr(decoder_choice, "device_rate", lambda dataset, device: there)
+    monkeypatch.setattr(decoder_choice, "why_not_on_device", lambda device: "")
+    is_host, line = decoder_choice.by_rate(opened(folder / "200"), devices.select("cpu"), 4)
+    assert is_host == expected[0] and line.startswith(expected[1])
+    monkeypatch.setattr(decoder_choice, "why_not_on_device", lambda device: "no decoder")
+    assert decoder_choice.by_rate(opened(folder / "200"), devices.select("cpu"), 4) == (False, "")
+
+
+def test_the_device_is_timed_with_the_encoded_images_of_the_data(folder, monkeypatch):
+    dataset, seen = opened(folder / "200"), []
+
+    def decode(self, slot, batch):
+        seen.append(slot)
+        assert len(slot["image"]) == len(batch["label"]) == 6
+        return batch if len(seen) < 4 else None
+
+    monkeypatch.setattr(type(dataset), "decode", decode)
+    assert decoder_choice.device_rate(dataset, devices.select("cpu")) > 0 and len(seen) == 3
+    packed = seen[0][decoder_choice.PACKED].numpy()
+    files = {(folder / "200" / "train" / name).read_bytes() for name in ("a/0.jpg", "b/2.jpg")}
+    pieces = set()
+    for at, size in zip(seen[0][decoder_choice.PACKED_AT], seen[0]["encoded_bytes"], strict=True):
+        pieces.add(packed[int(at) : int(at + size)].tobytes())
+    assert pieces == files, "all are the same image"
+    assert decoder_choice.device_rate(dataset, devices.select("cpu")) == 0.0, "the device refuses them"

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from sightline.errors import BadData
 from sightline.evaluate.average_precision import AveragePrecision, average_precision
+from sightline.evaluate.precision_recall import curve_table
 from sightline.evaluate.topk import WORST
 
 CPU = torch.device("cpu")
@@ -138,3 +139,7 @@ def test_nothing_that_could_be_read_is_an_error():
     metric.update({"logits": torch.zeros(2, 1)}, {**batch, "valid": torch.zeros(2, dtype=torch.bool)})
     with pytest.raises(BadData, match="not one sample"):
         metric.result()
+
+
+def test_without_a_curve_there_is_no_table():
+    assert curve_table([]) == []

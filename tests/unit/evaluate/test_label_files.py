@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sightline import api, cli
-from sightline.errors import BadSample, UsageError
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.evaluate import label_files
 from sightline.evaluate.label_files import DOCUMENT_OF_SCORES, evaluate_folder
 
 AFFINE = np.diag([-1.5, 0.75, 2.5, 1.0])
@@ -222,3 +223,39 @@ def test_the_command(folders, capsys):
     assert cli.main(["evaluate", str(masks), "--labels", str(labels)]) == 3
     assert "error: case1: has no label" in capsys.readouterr().err
     assert cli.main(["evaluate", str(masks / "gone"), "--labels", str(labels)]) == 4
+
+
+def test_a_label_is_known_by_nnunets_name_of_its_image(tmp_path: Path):
+    known = {"case": tmp_path / "elsewhere.nii.gz"}
+    assert label_files._label_of(tmp_path, "case_0000", known) == label_files._label_of(tmp_path, "case", known)
+    with pytest.raises(BadSample, match="has no label: .*other_0000.nii.gz does not exist; add it or remove the mask"):
+        label_files._label_of(tmp_path, "other_0000", known)
+    with pytest.raises(UsageError, match="is not a folder; give one that holds CASE.nii.gz for every CASE"):
+        label_files._label_of(tmp_path / "none", "other", known)
+
+
+def test_without_a_case_there_is_no_score():
+    with pytest.raises(BadData, match="not one case could be compared; fix the files that are listed above"):
+        label_files.scores_of([], ["background", "organ"])
+
+
+@pytest.mark.parametrize(
+    ("document", "numbered", "names"),
+    [
+        (["a", "b"], None, ["a", "b"]),
+        (["a"], None, []),
+        (["a", 1], {"0": "x", "1": "y"}, ["x", "y"]),
+        (None, {"x": 0, "y": 1}, ["x", "y"]),
+        (None, {"0": "x", "2": "y"}, []),
+        (None, {"0": "x"}, []),
+        (None, ["x", "y"], []),
+    ],
+)
+def test_classes_are_named_by_the_predictions_or_else_by_the_data(tmp_path: Path, document, numbered, names):
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "data" / "labelsTr").mkdir(parents=True)
+    if document:
+        (tmp_path / "masks" / label_files.DOCUMENT).write_text(json.dumps({"classes": document}))
+    if numbered:
+        (tmp_path / "data" / "dataset.json").write_text(json.dumps({"labels": numbered}))
+    assert label_files._class_names(tmp_path / "masks", tmp_path / "data" / "labelsTr") == names

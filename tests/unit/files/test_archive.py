@@ -645,3 +645,10 @@ def test_hostile_zips_are_not_listed(tmp_path):
     (tmp_path / "b.zip").write_bytes(b"no zip")
     with pytest.raises(BadArchive, match="is not a zip file"):
         zip_members(tmp_path / "b.zip")
+
+
+def test_an_empty_zip_has_no_members(tmp_path):
+    """All of it is the list of its files."""
+    zipfile.ZipFile(tmp_path / "some.zip", "w").close()
+    assert (tmp_path / "some.zip").stat().st_size == 22
+    assert list(zip_members(tmp_path / "some.zip")) == []

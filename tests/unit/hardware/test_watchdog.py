@@ -66,3 +66,24 @@ def test_collectives_wait_a_minute_longer_than_we_do_from_the_first_step_on():
         assert limits._timeout == timedelta(seconds=2 + 60)
     finally:
         dist.destroy_process_group()
+
+
+def test_the_rank_that_began_the_fewest_collectives_is_late_and_one_without_word_is_lost():
+    ours = Watchdog(World(), 5.0, print, print, "")
+    ours.world = World(rank=0, size=3)
+    at = [{"place": f"f{rank}() of a.py:{rank}", "collectives": 7 - (rank == 1)} for rank in range(3)]
+    assert (
+        ours._verdict(dict(enumerate(at)), "why: ", "") == "why: rank 1 is late, in f1() of a.py:1, and the others wait"
+    )
+    assert ours._verdict(dict(enumerate(at)), "", "reset") == (
+        "rank 1 is late, in f1() of a.py:1, and the others wait (reset)"
+    )
+    same = {rank: {**words, "collectives": 7} for rank, words in enumerate(at)}
+    assert ours._verdict(same, "", "") == "nobody knows which rank the others wait for"
+    uncounted = {rank: {"place": words["place"]} for rank, words in enumerate(at)}
+    assert ours._verdict(uncounted, "", "") == "nobody knows which rank the others wait for"
+    assert ours._verdict({0: at[0], 2: at[2]}, "why: ", "").startswith("why: rank 1 is lost: killed, out of memory, ")
+
+
+def test_one_process_alone_has_only_its_own_error_to_tell():
+    assert Watchdog(World(), 5.0, print, print, "").explain(ValueError("reset by peer")) == "reset by peer"

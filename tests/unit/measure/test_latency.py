@@ -1,6 +1,7 @@
 """Latencies: which times are counted, the five numbers and their names, and that predictions are really made."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,11 @@ def test_rounds_hold_full_batches_only():
 def measured(tmp_path: Path, *flags: str, **options) -> dict:
     recipe, run = config.load("demo_classification", [*TINY, *flags])
     given = {"steps": 3, "warmup": 1, "repeats": 2, "out": tmp_path / "results", **options}
-    return benchmark(recipe, run, BenchmarkOptions(**given), lambda _: None)
+    began = time.perf_counter()
+    result = benchmark(recipe, run, BenchmarkOptions(**given), lambda _: None)
+    for row in result.get("predict", {"contenders": []})["contenders"]:
+        assert 0 < row["first_s"] < time.perf_counter() - began
+    return result
 
 
 def check_perf(perf: dict, what: str, row: dict) -> None:

@@ -64,6 +64,7 @@ def test_a_ring_inside_one_host_by_hand():
     assert all_reduce_s(1, 1000.0, cluster) == 0
     # Two hosts of four: seven hops, one of them between; four ports of 1 byte/s.
     assert links.ring_s(8, 1000.0, cluster) == 70 + 2 * (6 * 2 + 50) + 2 * 7 / 8 * 1000 / 4
+    assert links.tree_s(8, 1000.0, cluster) == 70 + 2 * (3 * 2 + 1 * 50) + 2 * 1000 / 4
     assert links.hierarchical_s(8, 1000.0, cluster) == 3 * 70 + 2 * 3 * (2 + 1000 / 4 / 100) + 2 * (50 + 1000 / 8 / 1)
 
 

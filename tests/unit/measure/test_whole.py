@@ -1,11 +1,20 @@
 """`benchmark --whole`: where the wall clock of a run went, ours and a plain loop's."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TextIO
 
 import pytest
 
-from sightline.errors import UsageError
+from sightline import config
+from sightline.errors import SightlineError, UsageError
 from sightline.measure import benchmark, whole
 
 EVENTS = [
@@ -79,3 +88,128 @@ def test_whole_runs_are_measured_beside_the_plain_loop(tmp_path: Path, capsys):
     rows = result["whole"]
     assert [row["name"] for row in rows] == ["sightline", "plain loop"] * 2
     assert all(sum(row["phases"].values()) == pytest.approx(row["whole_s"]) for row in rows)
+
+
+class Processes:
+    """What `subprocess` would start: each leaves the files of a short run behind, and takes no time."""
+
+    STDOUT = subprocess.STDOUT
+
+    def __init__(self):
+        self.commands: list[list[str]] = []
+        self.environs: list[Mapping[str, str]] = []
+        self.given: list[dict] = []
+
+    def run(self, command: list[str], env: Mapping[str, str], stdout: TextIO, **how) -> SimpleNamespace:
+        assert how == {"stderr": subprocess.STDOUT, "check": False}
+        self.commands.append(command)
+        self.environs.append(env)
+        now = time.time()
+        if command[2] == "sightline":
+            run = Path(command[command.index("--run.out") + 1])
+            run.mkdir()
+            shift = now - 104.0
+            events = [{**event, "time": event["time"] + shift} for event in EVENTS]
+            (run / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+            (run / "environment.json").touch()
+            stdout.write("first step after 1.5 s, 0.2 s of it for data\n")
+        else:
+            self.given.append(json.loads(Path(command[-1]).read_text()))
+            marks = [("import", 1), ("listing", 2), ("first step", 4), ("training", 8)]
+            ends = [{"phase": name, "time": now + seconds} for name, seconds in marks]
+            Path(self.given[-1]["marks"]).write_text(json.dumps(ends))
+        return SimpleNamespace(returncode=0)
+
+
+def test_both_run_twice_in_turn_and_all_of_it_is_kept(tmp_path: Path, monkeypatch, shapes: Path):
+    monkeypatch.setattr(whole, "subprocess", processes := Processes())
+    monkeypatch.setenv("MARK", "kept")
+    words = ["demo_classification", "--data.path", str(shapes), "--model.width=64", "--train.epochs=3"]
+    words += ["--train.global-batch=4", "--train.precision=fp32", "--run.device=cpu", "--run.workers=1"]
+    recipe, run = config.load(words[0], words[1:])
+    said: list[str] = []
+    out = tmp_path / "of" / "results"
+    result = whole.measure(recipe, run, words, out, said.append)
+    ours, plain, again, second = processes.commands
+    python = [sys.executable, "-m"]
+    assert ours[:-6] == again[:-6] == [*python, "sightline", "train", *words]
+    assert plain[:-1] == second[:-1] == [*python, "sightline.measure.plain_classification"]
+    folders = [command[command.index("--run.out") + 1] for command in (ours, again)]
+    assert len(set(folders)) == 2 and ours[-4:] == "--run.progress plain --run.resume auto".split()
+    caches = {environ["XDG_CACHE_HOME"] for environ in processes.environs[::2]}
+    assert len(caches) == 1 and caches != {os.environ.get("XDG_CACHE_HOME")}, (
+        "the second run finds the first one's code"
+    )
+    assert {environ["MARK"] for environ in processes.environs} == {"kept"}
+    assert not Path(folders[0]).exists(), "the runs are deleted"
+    options = processes.given[0]
+    assert (options["epochs"], options["batch"], options["workers"], options["device"]) == (3, 4, 1, "cpu")
+    assert (options["precision"], options["network"], options["path"]) == ("fp32", "resnet18", str(shapes))
+    assert options["marks"] != processes.given[1]["marks"] and options["checkpoint"]
+    assert {key: value for key, value in options.items() if key not in ("marks", "checkpoint")} == {
+        key: list(value) if isinstance(value, tuple) else value for key, value in result["peer"].items()
+    }
+    names = [(row["name"], row["round"]) for row in result["whole"]]
+    assert names == [(name, turn) for turn in whole.ROUNDS for name in (whole.OURS, whole.PLAIN)]
+    phases = result["whole"][0]["phases"]
+    assert (phases["first step"], phases["evaluation"], phases["report"]) == (1.5, 0.75, 0.0)
+    assert phases["workers"] == pytest.approx(2.0, abs=1.0) and sum(phases.values()) == pytest.approx(
+        result["whole"][0]["whole_s"]
+    )
+    assert (result["schema"], result["recipe"], result["words"]) == (1, "demo_classification", words)
+    assert result["device"] and result["commit"] and result["environment"]["versions"]
+    assert datetime.fromisoformat(result["time"]).microsecond == 0
+    [file] = out.iterdir()
+    assert file.name.startswith("demo_classification-whole-") and json.loads(file.read_text()) == json.loads(
+        json.dumps(result)
+    )
+    assert len(said) == 5 and said[-1] == f"written to {file}"
+    assert said[0].startswith("sightline, first time: 0.0") and "training 2.50, evaluation 0.75, " in said[0]
+    assert said[1].startswith("plain loop, first time: 0.0") and "import, listing 2.0" in said[1]
+
+
+def test_a_recipe_without_a_plain_loop_runs_alone_and_says_why(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(whole, "subprocess", processes := Processes())
+    for name, reason in (
+        ("demo_detection", "there is none for Detection"),
+        ("demo_classification", "torchvision reads folders of classes"),
+    ):
+        said: list[str] = []
+        recipe, run = config.load(name, ["--run.device=cpu", "--data.path=synthetic:samples=8"])
+        result = whole.measure(recipe, run, [name], tmp_path, said.append)
+        assert said[0].startswith(f"no plain loop beside it: {reason}") and result["peer"] in said[0]
+        assert [row["name"] for row in result["whole"]] == [whole.OURS] * 2
+    assert len(processes.commands) == 4
+
+
+def test_the_whole_table():
+    ours = {"import, listing": 2.5, "workers": 0.25, "first step": 1.5, "training": 100.0, "evaluation": 1.0}
+    ours |= {"checkpoints": 0.5, "report": 0.25, "leaving": 0.004}
+    plain = {name: seconds for name, seconds in ours.items() if name not in ("workers", "report")}
+    rows = [
+        {"name": name, "round": turn, "whole_s": whole_s, "phases": phases}
+        for turn, factor in zip(whole.ROUNDS, (1, 2), strict=True)
+        for name, phases, whole_s in ((whole.OURS, ours, 106.0), (whole.PLAIN, plain, 212.0 * factor))
+    ]
+    table = whole.as_text({"recipe": "demo", "device": "a CPU", "whole": rows}).splitlines()
+    head, names, turns, *lines = table
+    assert head == "demo on a CPU, whole runs, seconds from start to exit of the process"
+    assert names == " " * 16 + f"{'sightline':>14}{'plain loop':>14}" * 2
+    assert turns == " " * 16 + f"{'first time':>14}" * 2 + f"{'second time':>14}" * 2
+    assert [line[:16].strip() for line in lines[:-2]] == [*whole.PHASES, "to first step", "whole"]
+    by_phase = {line[:16].strip(): line[16:].split() for line in lines[:-2]}
+    assert by_phase["training"] == ["100.00"] * 4 and by_phase["workers"] == ["0.25"] * 2
+    assert (
+        by_phase["to first step"] == ["4.25", "4.00"] * 2 and by_phase["whole"] == "106.00 212.00 106.00 424.00".split()
+    )
+    assert {len(line) for line in lines[:-2]} == {16 + 4 * 14}
+    assert lines[-2:] == [
+        "first time: ours takes 0.50 of the plain loop's time",
+        "second time: ours takes 0.25 of the plain loop's time",
+    ]
+
+
+def test_a_run_that_fails_says_how(tmp_path: Path):
+    command = [sys.executable, "-c", "print('no such image'); raise SystemExit(3)"]
+    with pytest.raises(SightlineError, match=r"ended with exit code 3: no such image"):
+        whole._finished(command, {}, tmp_path / "out.txt")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sightline.data.volumes.decathlon import spec_of
 from sightline.errors import UsageError
 from sightline.hardware.devices import lay_channels_last
 from sightline.models import unet
@@ -474,3 +475,27 @@ def test_a_start_tells_filters_kernels_and_strides():
         "U-Net for patches of 20x32x32: 5 levels, filters 4 8 16 16 16, kernels 1x3x3 1x3x3 3x3x3 3x3x3 3x3x3, "
         "strides 1x1x1 1x2x2 1x2x2 2x2x2 2x1x1"
     )
+
+
+# As configs.py of NVIDIA's nnU-Net has them: mean, standard deviation and the ends of the clip.
+CT = {
+    "03": (99.4, 39.36, -17, 201),
+    "06": (-158.58, 324.7, -1024, 325),
+    "07": (77.9, 75.4, -96, 215),
+    "08": (104.37, 52.62, -3, 243),
+    "09": (99.29, 39.47, -41, 176),
+    "10": (62.18, 32.65, -30, 165.82),
+}
+
+
+@pytest.mark.parametrize("task", PATCHES_2D)
+def test_tasks_have_the_patches_and_the_numbers_of_the_original(task: str):
+    flat, deep = (spec_of(task, dim) for dim in (2, 3))
+    patch, mm = PATCHES_2D[task]
+    assert (flat.size, flat.spacing) == (patch, (mm, mm)) and (deep.size, deep.spacing) == PATCHES_3D[task]
+    for each in (flat, deep):
+        if task in CT:
+            mean, std, low, high = CT[task]
+            assert (each.mean, each.std, each.clip) == ((mean,), (std,), (low, high))
+        else:
+            assert (each.mean, each.std, each.clip) == ((), (), ())

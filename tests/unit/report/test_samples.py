@@ -160,6 +160,8 @@ def test_captions_say_what_is_seen(written, labels: list, spec: DataSpec, mask: 
     assert told == words and "a, slice 3" in written
     rows = [y for text in dict.fromkeys(words) for _, y in written[text]]
     assert len(set(rows)) == (2 if "wwwwwwwwwwww" in words else 1)
+    [(_, name_y)] = written["a, slice 3"]
+    assert len(set(rows)) == 1 or name_y - max(rows) == max(rows) - min(rows), "lines are equally far from each other"
     places = [place for text in dict.fromkeys(words) for place in written[text]]
     is_marked = mask is not None and words != ["cat only"]
     for row in set(rows):  # a line begins at the left edge of its tile, a mark before the word takes 13

@@ -192,3 +192,11 @@ def test_an_image_has_shares_of_its_pixels(written):
     assert drawn.width == 480 and share_of(drawn, (90, 90, 90)) < TILE * TILE * 20 // 50, "as wide as a tile of slices"
     high = outlined_image(np.full((2000, 50, 3), 90, np.uint8), Look("a", mask, (1,) * 3, LPS, CLASSES, mask))
     assert 1600 < high.height < 1720 and high.width == 480
+
+
+def test_empty_borders_are_cut_off_but_for_two_voxels():
+    image, mask = np.zeros((1, 60, 80), np.float32), np.zeros((1, 60, 80), np.uint8)
+    image[:, 20:40, 30:40] = np.linspace(1, 2, 10, dtype=np.float32)
+    drawn = np.asarray(contact_sheet(Look("case", image, (1.0, 1.0, 1.0), LPS, CLASSES, mask)))
+    tile = np.flatnonzero((drawn[6 : 6 + TILE] != drawn[2, 2]).any(-1).any(0))
+    assert tile[-1] - tile[0] + 1 == round(14 * TILE / 24)  # 24 rows and 14 columns are left

@@ -212,3 +212,36 @@ def test_batches_of_a_fixed_size_are_read_whole(steps_of, monkeypatch, tmp_path)
     dump(recipe.data, tmp_path, batch=9, steps=2, seed=0, progress=lambda *_: None)
     flags = "--train.global-batch=9", "--train.accumulation=auto"
     assert steps_of(measure_accumulation, 90, *flags, data=Replayed(folder=tmp_path))[1] == [(3, 3), (9, 9)]
+
+
+def test_a_process_takes_a_share_of_the_memory_that_is_free(monkeypatch):
+    class Fixed(devices.Device):
+        def memory_bytes(self) -> tuple[int, int]:
+            return (1 * 10**9, 9 * 10**9) if self.kind != "odd" else (0, 0)
+
+    share, of_host = batch_size.SHARE, batch_size.HOST_SHARE
+    assert 0 < of_host < share < 1
+    assert batch_size._room(Fixed("odd"), World()) == (float("inf"), "fits")
+    room, said = batch_size._room(Fixed("xpu"), World())
+    assert room == pytest.approx(share * 10e9)
+    assert said == f"fits in {100 * share:.0f} % of 10 GB, the most it may take"
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    room, said = batch_size._room(Fixed("cpu", is_shared=True), World(size=3))
+    assert room == pytest.approx(1e9 + of_host * 3e9)
+    assert said == f"fits in {100 * of_host:.0f} % of the 3 GB that are free, the most it may take"
+
+
+def test_a_step_that_is_too_long_although_it_was_not_foreseen_ends_the_search():
+    seconds = {2: 0.5, 4: 5.0}
+    found = choose([1, 2, 4, 8], 1, 3.0, lambda size: Probe(seconds[size], 0.1))
+    assert found == Choice(2, Probe(0.5, 0.1), "time")
+
+
+def test_data_may_come_in_no_larger_batch(monkeypatch):
+    """Every size that is tried is one that the data come in."""
+    recipe, run = config.load("demo_classification", ["--data.path=synthetic:classes=4,samples=200000000,size=8"])
+    dataset = recipe.data.open("train", 1)
+    monkeypatch.setattr(batch_size, "_fits_shared_memory", lambda *words: True)
+    sizes, why = possible_sizes(recipe, run, dataset, CPU, World())
+    assert sizes == sorted({2**k for k in range(17)} | {3 * 2**k for k in range(15)})
+    assert why == "the data come in no larger one"

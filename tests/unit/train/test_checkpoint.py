@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sightline.errors import BadCheckpoint
+from sightline.train import checkpoint
 from sightline.train.checkpoint import FORMAT, Checkpoints, find, read
 
 TENSORS = {
@@ -187,3 +188,37 @@ def test_a_newer_format_is_not_taken_for_damage(checkpoints: Checkpoints, told: 
     with pytest.raises(BadCheckpoint, match="format"):
         checkpoints.newest()
     assert path.is_dir()
+
+
+def test_a_save_that_was_cut_between_its_two_renames_is_taken_up_again(checkpoints: Checkpoints, run: Path):
+    for step in (1, 2):
+        checkpoints.save(step, TENSORS, STATE, best_step=1)
+    folder = run / "checkpoints"
+    names = sorted(each.name for each in folder.iterdir() if each.name.startswith("ckpt-") and each.is_dir())
+    (folder / names[1]).rename(folder / f"{names[1]}.old")
+    shutil.copytree(folder / names[0], folder / f"{names[0]}.old")
+    checkpoints._recover_old()
+    assert sorted(each.name for each in folder.iterdir() if each.name.startswith("ckpt-") and each.is_dir()) == names
+    assert read(folder / names[1])[1]["progress"] == {"step": 3}
+
+
+def test_tensors_of_another_model_are_named():
+    one = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    checkpoint.check_fit("model", one, dict(reversed(one.items())))
+    with pytest.raises(BadCheckpoint, match="the checkpoint's model does not fit this model: b, c on one side only"):
+        checkpoint.check_fit("model", one, {"a": torch.zeros(2), "c": torch.zeros(3)})
+    for other in (torch.zeros(4), torch.zeros(3, dtype=torch.float64)):
+        with pytest.raises(BadCheckpoint, match="b"):
+            checkpoint.check_fit("model", one, {"a": torch.zeros(2), "b": other})
+
+
+def test_of_a_damaged_checkpoint_that_was_given_itself_none_is_proposed(checkpoints: Checkpoints, run: Path):
+    for step in (1, 2):
+        checkpoints.save(step, TENSORS, STATE, best_step=1)
+    newest = checkpoints.folder / "ckpt-00000002"
+    (newest / "model.safetensors").write_bytes(b"damage")
+    with pytest.raises(BadCheckpoint, match=r"use --checkpoint ckpt-00000001 \(step 3, intact\)$"):
+        checkpoint.read_of_run(run, "latest")
+    with pytest.raises(BadCheckpoint) as raised:
+        checkpoint.read_of_run(newest, "latest")
+    assert "use --checkpoint" not in str(raised.value)

@@ -15,7 +15,14 @@ from PIL import Image
 
 from sightline.data import decode
 from sightline.data.formats import image_headers
-from sightline.data.formats.image_headers import MAX_DECODING_BYTES, MAX_PIXELS, Header, jpeg_segments, read_header
+from sightline.data.formats.image_headers import (
+    MAX_DECODING_BYTES,
+    MAX_PIXELS,
+    Damaged,
+    Header,
+    jpeg_segments,
+    read_header,
+)
 from sightline.errors import BadSample
 
 RGB = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
@@ -278,3 +285,63 @@ def test_header_says_what_is_returned():
     assert Header("PNG", 30, 20, orientation=6).shape == (30, 20, 3)
     assert Header("PNG", 30, 20).decoding_bytes == 1800
     assert Header("PNG", 30, 20, orientation=3).decoding_bytes == 3600  # turning makes a copy
+
+
+@pytest.mark.parametrize("bits", [1, 8, 24])
+def test_bmp_of_os2_has_the_sides_that_pillow_reads(bits: int):
+    width, height = 11, 7
+    rows = height * (-(-width * bits // 32) * 4)
+    colours = bytes(3 * 2**bits) if bits < 24 else b""
+    start = 14 + 12 + len(colours)
+    head = b"BM" + struct.pack("<IHHI", start + rows, 0, 0, start) + struct.pack("<IHHHH", 12, width, height, 1, bits)
+    data = head + colours + bytes(rows)
+    found = read_header(data, "a.bmp")
+    assert (found.width, found.height) == Image.open(io.BytesIO(data)).size == (width, height)
+    windows = read_header(bmp(9, 9, bits, pixels=bytes(999)), "b.bmp")
+    assert (found.orientation, found.bytes_per_pixel) == (1, windows.bytes_per_pixel)
+
+
+def test_webp_is_upright_without_a_tag_that_says_otherwise():
+    for more, orientation in (({}, 1), ({"exif": b"Exif\x00\x00II*\x00" + bytes(4)}, 1)):
+        data = encode(SMALL.convert("RGBA"), "WEBP", lossless=True, icc_profile=b"x" * 7, **more)
+        assert data[12:16] == b"VP8X" and read_header(data, "a.webp").orientation == orientation
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(SMALL.convert("RGBA"), "WEBP", lossless=True, icc_profile=b"x" * 7, exif=exif)
+    assert read_header(data, "a.webp").orientation == 6
+
+
+def test_files_of_endless_parts_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(image_headers, "MAX_SEGMENTS", 3)
+    assert_refused(png(1, 1, extra=chunk(b"tEXt", b"a") * 3), "PNG of more than 3 chunks")
+    data = encode(SMALL.convert("RGBA"), "WEBP", lossless=True, icc_profile=b"x" * 7)
+    assert_refused(data + b"JUNK\0\0\0\0" * 5, "WebP of more than 3 chunks")
+
+
+def test_jpeg_that_ends_in_the_header_of_a_segment_is_refused():
+    jpeg = encode()
+    for kept in (2, 3):
+        assert_refused(jpeg[:2] + b"\xff\xe1\x00\x08abcdef"[:kept], f"cut off after {kept + 2} bytes, inside a segment")
+
+
+def test_jpeg_without_a_scan_holds_no_image():
+    with pytest.raises(Damaged, match="JPEG without a scan: it holds no image"):
+        decode._strip_jpeg(b"\xff\xd8" + segment(0xE0, b"JFIF") + b"\xff\xd9")
+
+
+def test_a_decoder_that_returns_other_sides_is_not_believed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decode, "_decode_with_pillow", lambda data, header: np.zeros((1, 2, 3), np.uint8))
+    with pytest.raises(BadSample, match=r"decoded to shape \(1, 2, 3\), its header says .*; remove the file"):
+        decode.decode_rgb(encode(format="PNG"), "a.png")
+
+
+def test_no_memory_and_a_late_error_of_a_file_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    def no_room(data, header):
+        raise MemoryError
+
+    monkeypatch.setattr(decode, "_decode_with_pillow", no_room)
+    with pytest.raises(BadSample, match="no memory for the .* bytes that decoding takes; use fewer --run.workers"):
+        decode.decode_rgb(encode(format="PNG"), "a.png")
+    (tmp_path / "a.png").write_bytes(encode(format="PNG")[:2000])
+    with Image.open(tmp_path / "a.png") as image, pytest.raises(BadSample, match="fetch it again or leave it out"):
+        decode.pixels_of(image, "a.png")

@@ -169,6 +169,8 @@ REFUSED = {
         with_tag(322, 16, with_tag(323, 60000, with_tag(256, 16 * 300, many_tiles()))),
         "TIFF with 300 tiles of 16x60000 pixels for 4800x1",
     ),
+    "predictor": (with_tag(317, 3, tiff(compression="tiff_lzw", tiffinfo={317: 2})), "predictor 3; save it without"),
+    "two tags": (with_tag(257, 0).replace(b"\x01\x01", b"\x00\x01", 1), "TIFF with two tags 256"),
     "palette": (with_tag(320, 8, tiff(RGB.convert("P")), kind=(3, 6)), "without its palette"),
 }
 

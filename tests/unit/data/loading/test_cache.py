@@ -183,3 +183,32 @@ def test_more_than_was_estimated_is_not_kept():
     for index in range(3):
         kept.put(index, bytes([index]) * 2**20)
     assert [kept.get(index) is not None for index in range(3)] == [True, False, False]
+
+
+def test_without_memory_of_the_system_nothing_is_kept_unless_it_was_asked_for(memory, monkeypatch):
+    memory(MemTotal=1 << 20)
+    small = exact(np.full(4, 1000, np.int64))
+
+    def refused(*words: object) -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", refused)
+        assert cache.open_cache("auto", [small], "train") == (
+            None,
+            "cache OFF: the system refuses its memory (Cannot allocate memory)",
+        )
+        with pytest.raises(UsageError, match=r"--data.cache ram: the system refuses its memory .*; use off"):
+            cache.open_cache("ram", [small], "train")
+    monkeypatch.delattr(os, "memfd_create")
+    assert choose("auto", [small], "train") == (None, "cache OFF: only Linux has the memory it needs")
+    assert choose("off", [small], "train") == choose("auto", [exact(np.zeros(0, np.int64))], "train") == (None, "")
+    with pytest.raises(UsageError, match="--data.cache ram needs Linux; use --data.cache off"):
+        choose("ram", [small], "train")
+
+
+def test_memory_is_unknown_where_linux_does_not_tell_it(memory, monkeypatch, tmp_path: Path):
+    memory(MemTotal=1 << 20)
+    assert available_bytes() == 1 << 30
+    monkeypatch.setattr(cache, "MEMINFO", tmp_path / "none")
+    assert available_bytes() == 0

@@ -425,3 +425,32 @@ def test_ctrl_c_cannot_end_the_forkserver_while_it_starts(monkeypatch):
     monkeypatch.setattr(multiprocessing.forkserver, "ensure_running", ensure_running)
     with opened(SYNTHETIC, workers=1):
         assert blocked == [True] and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_batches_that_left_their_slots_before_a_new_start_count_no_more():
+    """Threads may give slots back in any order; what one gives back late belongs to an earlier start."""
+    with opened(SYNTHETIC, workers=0) as loader:
+        feed = loader.feeds["train"]
+        feed.start(0, 9)
+        for number, free in ((1, 0), (2, 0), (0, 3), (4, 3), (5, 3)):
+            feed.release(number)
+            assert feed.free == free
+        feed.start(3, 9)
+        feed.release(3)
+        assert feed.free == 4, "4 and 5 are to be loaded again"
+        feed.start(1, 9)
+        assert feed.free == feed.position == 1
+
+
+def test_batches_for_workers_may_take_all_of_the_shared_memory_and_no_more(monkeypatch):
+    layout, slots, rows = {"image": ((3, 4), "float32")}, 2, 5
+    needed = slots * rows * (3 * 4 * 4 + 8 + 1)  # with the number and the validity of each row
+    monkeypatch.setattr(loader_module.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(1, 0, needed))
+    batches = loader_module._allocate(layout, rows, slots, "val", shared=True)
+    assert [{key: tensor.is_shared() for key, tensor in batch.items()} for batch in batches] == [
+        dict.fromkeys(("image", "index", "valid"), True)
+    ] * 2
+    monkeypatch.setattr(loader_module.shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(1, 0, needed - 1))
+    with pytest.raises(UsageError, match=r"the loader needs 0 MiB of shared memory and /dev/shm has 0 MiB free"):
+        loader_module._allocate(layout, rows, slots, "val", shared=True)
+    assert set(loader_module._allocate(layout, rows, 1, "train", shared=False)[0]) == {"image", "index"}

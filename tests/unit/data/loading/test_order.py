@@ -148,3 +148,12 @@ def test_a_batch_larger_than_the_data_is_refused_with_what_works(last: str):
     assert "--train.global-batch 30 or less" in text and "--train.last-batch pad" in text
     assert TrainOrder(30, 30, SEED, last).steps_per_epoch == 1
     assert TrainOrder(30, 64, SEED, "pad").steps_per_epoch == 1
+
+
+def test_the_order_of_a_seed_is_that_of_every_version():
+    """A run that is resumed by a later version must not see other samples."""
+    order = TrainOrder(12, 4, 3)
+    assert [order.batch(step)[1].tolist() for step in range(6)] == [
+        *([11, 3, 2, 10], [4, 8, 1, 5], [0, 7, 6, 9]),
+        *([7, 1, 2, 6], [11, 3, 10, 5], [8, 0, 4, 9]),
+    ]

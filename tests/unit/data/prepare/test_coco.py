@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import runpy
 import struct
@@ -332,3 +333,12 @@ def test_real_images(shared_data, tmp_path):
             assert found[image["id"]]["image/object/class/label"] == [each["category_id"] for each in boxes]
             stored = (tiny / f"{split}2017" / image["file_name"]).read_bytes()
             assert found[image["id"]]["image/encoded"] == [stored]
+
+
+def test_all_images_are_on_the_disk_before_the_folder_is_called_complete(zips, tmp_path, monkeypatch):
+    out, seen = tmp_path / "out", []
+    monkeypatch.setattr(
+        os, "sync", lambda: seen.append((len(list(out.rglob("*.jpg"))), (out / "prepared.json").exists()))
+    )
+    assert prepare(zips, out) == 0
+    assert seen == [(60, False)] and (out / "prepared.json").exists()

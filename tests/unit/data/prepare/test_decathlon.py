@@ -558,3 +558,32 @@ def test_real_cases(shared_data, tmp_path):
             if dim == 3:
                 assert np.count_nonzero(label) == np.count_nonzero(truth)
             assert taken.voxels.shape[1:] == case.original
+
+
+def test_the_numbers_of_a_data_set_are_those_of_numpy():
+    draws = np.random.default_rng(0)
+    voxels = [draws.normal(40, 300, 5000) for _ in range(3)]
+    cases = []
+    for each, box, spacing in zip(
+        voxels,
+        [(20, 150, 140), (30, 160, 200), (25, 170, 180)],
+        [(5.0, 0.78125, 0.74219), (2.5, 0.97656, 0.85938), (3.0, 0.70312, 0.66406)],
+        strict=True,
+    ):
+        rounded, counts = np.unique(np.rint(each).astype(np.int64), return_counts=True)
+        sums = (each.size, float(each.sum()), float(np.square(each).sum()))
+        cases.append(_decathlon_statistics.Measured(box, spacing, rounded, counts, sums))
+    flat = _decathlon_statistics.find_spec(cases, 2, ("background", "organ"), ("CT",), "here")
+    together = np.concatenate(voxels)
+    low, high = np.percentile(np.rint(together), (0.5, 99.5))
+    assert flat.clip == (round(low, 4), round(high, 4))
+    assert (flat.mean, flat.std) == ((round(together.mean(), 4),), (round(together.std(), 4),))
+    assert flat.spacing[-2:] == (0.7812, 0.7422), "medians of rows and columns, to a ten thousandth"
+    assert flat.size == tuple(
+        _decathlon_statistics.flat_side(side) for side in np.percentile([case.box[1:] for case in cases], 95, axis=0)
+    )
+    mri = _decathlon_statistics.find_spec(cases, 3, ("background", "organ"), ("T1", "T2"), "here")
+    assert (mri.channels, mri.clip, len(mri.size)) == (2, (), 3)
+    same = [case._replace(values=np.array([7]), counts=np.array([5])) for case in cases]
+    with pytest.raises(BadData, match="here: all labelled voxels have the value 7, so CT cannot be scaled"):
+        _decathlon_statistics.find_spec(same, 2, ("background", "organ"), ("CT",), "here")
