@@ -211,7 +211,7 @@ def evaluate(
     with checkpoints.opened(trained, run_of(path), split=split) as evaluation:
         scores = evaluation.score(path, stored)
     of, step = f"{path} on the {split} split", stored["progress"]["step"]
-    return EvaluateResult(**vars(scores), of=of, folder=run_of(path), step=step)
+    return EvaluateResult(**vars(scores), of=of, folder=str(run_of(path)), step=step)
 
 
 @_called()

@@ -38,7 +38,7 @@ class EvaluateResult(Scores):
     """Scores of a checkpoint or of given weights."""
 
     of: str = field(compare=False)  # what was scored, e.g. "runs/a/checkpoints/ckpt-00000030 on the val split"
-    folder: Path | None = field(default=None, compare=False)  # of the run; None: there is none
+    folder: str = field(default="", compare=False)  # of the run, if there is one; a text, so that JSON takes it all
     step: int | None = field(default=None, compare=False)  # of the checkpoint
 
     def _repr_html_(self) -> str:

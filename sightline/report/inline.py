@@ -123,7 +123,7 @@ def _story_of(result: EvaluateResult) -> RunStory:
     story.best = {"values": result.values, "tables": result.tables, "worst": result.worst, "step": result.step}
     if result.folder:
         with contextlib.suppress(UsageError):  # moved or deleted
-            run = read_story(result.folder)
+            run = read_story(Path(result.folder))
             story.drawings = run.drawings if _samples(run) == _samples(story) else {}
     return story
 

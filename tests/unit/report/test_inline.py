@@ -181,5 +181,5 @@ def test_many_predictions_stay_small():
 def test_scores_of_a_folder_that_has_gone_are_still_shown(tmp_path: Path):
     html = TrainResult(VALUES, {}, [], tmp_path / "moved", 0.5, 3, "1 epoch is done")._repr_html_()
     assert '<td class="n">0.8765</td>' in html
-    html = EvaluateResult(VALUES, {}, [], "a", tmp_path / "moved", 3)._repr_html_()
+    html = EvaluateResult(VALUES, {}, [], "a", str(tmp_path / "moved"), 3)._repr_html_()
     assert '<td class="n">0.8765</td>' in html
