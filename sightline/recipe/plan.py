@@ -71,6 +71,13 @@ class Known:
         evaluations = epochs // self["train.eval_every_epochs"]
         self.decide("train.patience", max(3, evaluations * 2 // 5), f"two fifths of {evaluations} evaluations")
 
+    def say_chosen(self, network: str, images: str) -> None:
+        """Say what was decided, in a line."""
+        weights = f"weights {self['model.weights']}" if self["model.weights"] else "random weights"
+        self.lines.append(
+            f"chosen: {network}, {weights}, {images}; every choice is a flag, `sightline inspect RUN` gives its reason"
+        )
+
     def ask_model(self) -> None:
         """Take what the network says of its images, once it is decided."""
         self.settings = with_model(self.settings)

@@ -53,9 +53,7 @@ def plan(known: Known) -> None:
     _size(known, has_gpu)
     _length(known, has_gpu, is_tuned)
     uneven = _classes(known)
-    weights = f"weights {known['model.weights']}" if is_tuned else "random weights"
-    chosen = f"chosen: {known['model.arch'] or 'your network'}, {weights}, {known['data.size']} px{uneven}"
-    known.lines.append(f"{chosen}; every choice is a flag, `sightline inspect RUN` gives its reason")
+    known.say_chosen(known["model.arch"] or "your network", f"{known['data.size']} px{uneven}")
 
 
 def _network(known: Known, has_gpu: bool) -> bool:

@@ -61,18 +61,17 @@ def plan(known: Known) -> None:
     known.decide("data.size", size, f"images are {side} pixels on their shorter side")
     images = known.train.items
     because = f"{images} training images"
-    known.decide("train.global_batch", 16 if images < 4_000 or not has_gpu else 32, because)
-    epochs = min(40, max(12, round(40 * (10_000 / images) ** 0.5)))
+    epochs, batch = min(40, max(12, round(40 * (10_000 / images) ** 0.5))), 16 if images < 4_000 else 32
+    if not has_gpu:
+        epochs, batch = epochs // 2, 8
+        known.decide("train.min_epoch_steps", 15, "fewer than on a GPU: a CPU takes seconds for each step")
+    known.decide("train.global_batch", batch, because)
     if is_tuned:
         known.decide("optimizer.trunk_lr_scale", 0.2, "keeps more of what the weights have learnt")
     else:
         epochs *= 2
     known.decide_length(epochs, because, head_epochs=1 if is_tuned else 0)
-    weights = f"weights {known['model.weights']}" if is_tuned else "random weights"
-    known.lines.append(
-        f"chosen: SSD on ResNet-{known['model.depth']}, {weights}, {known['data.size']} px; every choice is a flag, "
-        "`sightline inspect RUN` gives its reason"
-    )
+    known.say_chosen(f"SSD on ResNet-{known['model.depth']}", f"{known['data.size']} px")
 
 
 def _trunk(known: Known, has_gpu: bool) -> bool:

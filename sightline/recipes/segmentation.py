@@ -57,9 +57,7 @@ def plan(known: Known) -> None:
         return
     _crops(known, has_gpu)
     _length(known, has_gpu, is_tuned)
-    weights = f"weights {known['model.weights']}" if is_tuned else "random weights"
-    chosen = f"chosen: U-Net on {known['model.arch'] or 'your network'}, {weights}, crops of {known['data.size']} px"
-    known.lines.append(f"{chosen}; every choice is a flag, `sightline inspect RUN` gives its reason")
+    known.say_chosen(f"U-Net on {known['model.arch'] or 'your network'}", f"crops of {known['data.size']} px")
 
 
 def _crops(known: Known, has_gpu: bool) -> None:
