@@ -19,7 +19,6 @@ from typing import Any, Unpack, overload
 import torch
 
 from sightline import config, terminal
-from sightline.config import Recipe, Resolved, Run
 from sightline.config import load as load_named
 from sightline.data.inputs import list_files
 from sightline.data.processes import refuse_in_new_process
@@ -37,7 +36,8 @@ from sightline.hardware.launch.place import is_rank_0
 from sightline.hardware.setup import torch_as_before
 from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
-from sightline.recipe.recipe import PARTS
+from sightline.recipe.recipe import PARTS, Recipe, Run
+from sightline.recipe.resolve import Resolved
 from sightline.report.refresh import write_if_possible
 from sightline.results import (
     Classification,

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sightline import config
-from sightline.config import Recipe, Run
 from sightline.data.contents import Contents
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
@@ -35,6 +34,7 @@ from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, PredictOptions, Scores, Split, Task
 from sightline.recipe import store
 from sightline.recipe.flags import Given
+from sightline.recipe.recipe import Recipe, Run
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint

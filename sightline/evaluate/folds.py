@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline.config import Recipe
 from sightline.data.volumes.decathlon import is_plain_name
 from sightline.errors import BadData, UsageError
 from sightline.files.checkpoint_folder import MANIFEST, STATE, names_in
 from sightline.files.results import is_result
 from sightline.files.typed_json import read_json, typed
+from sightline.recipe.recipe import Recipe
 from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES, SCORES
 from sightline.runs.screen import as_score
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
 from sightline.errors import BadData, UsageError, first_of
 from sightline.evaluate.checkpoints import Evaluation, loading, open_split
 from sightline.hardware.setup import set_up
 from sightline.parts import Scores, Split
+from sightline.recipe.recipe import Recipe, Run
 from sightline.train.model import build_model
 
 

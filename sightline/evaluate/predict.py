@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sightline.config import Recipe, Run
 from sightline.data.inputs import Files, list_files
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
@@ -29,6 +28,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictJob, PredictOptions, Task
 from sightline.recipe.flags import Given
+from sightline.recipe.recipe import Recipe, Run
 from sightline.report.predictions import DOCUMENT, TABLE, ResultFolder
 from sightline.results import Drawable, Origin, Predictions
 from sightline.runs.log import RunLog

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from sightline.config import Recipe
 from sightline.data.loading.loader import Loader
 from sightline.data.loading.order import PADDING
 from sightline.errors import BadData
@@ -21,6 +20,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
 from sightline.parts import Bound, Dataset, Scores
+from sightline.recipe.recipe import Recipe
 
 
 @torch.inference_mode()

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sightline.config import Recipe
 from sightline.errors import BadSample
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.parts import Arrays, Bound, Drawing, Scores
+from sightline.recipe.recipe import Recipe
 
 
 @torch.inference_mode()

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import torch
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import worker_count
 from sightline.errors import OutOfMemory, UsageError
@@ -39,6 +38,7 @@ from sightline.measure.provenance import provenance, result_file
 from sightline.measure.scaling import ScalingOptions
 from sightline.parts import Bound, Split
 from sightline.recipe import store
+from sightline.recipe.recipe import Recipe, Run
 from sightline.train.orders import eval_order
 
 SCHEMA = 2  # 1: `mfu` was of the matrix product measured in the same run (`step.peak`)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from sightline.config import Recipe, Run
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
 from sightline.recipe import store
+from sightline.recipe.recipe import Recipe, Run
 from sightline.train.model import choose_trainable
 from sightline.train.orders import length_of, train_order
 

@@ -7,7 +7,6 @@ import dataclasses
 import time
 from typing import Any
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.ahead import DEPTH
 from sightline.data.loading.loader import BadSamples, Loader, Order
 from sightline.data.loading.order import TrainOrder
@@ -17,6 +16,7 @@ from sightline.hardware.world import World
 from sightline.measure import latency
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Say
 from sightline.parts import Batch, Bound
+from sightline.recipe.recipe import Recipe, Run
 from sightline.train.model import build_model
 from sightline.train.orders import length_of
 from sightline.train.state import TrainState

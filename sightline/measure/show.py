@@ -6,11 +6,11 @@ import io
 from pathlib import Path
 
 from sightline import terminal
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples
 from sightline.files.whole import write_whole
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.recipe.recipe import Recipe, Run
 from sightline.report.samples import MARK, draw_samples, encoder_of, refuse_other_file, sheet
 from sightline.train.orders import train_order_of
 

@@ -24,9 +24,9 @@ from sightline.report.charts import short
 from sightline.report.html import text
 
 if TYPE_CHECKING:
-    from sightline.config import Recipe
     from sightline.data.loading.loader import Order
     from sightline.parts import Bound, Dataset, DataSpec, SplitFacts
+    from sightline.recipe.recipe import Recipe
 
 FACTS, SHEET = "data.json", "samples.jpg"
 FORMAT = 1

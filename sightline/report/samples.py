@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from sightline.config import Run
 from sightline.data.formats.image_headers import MAX_BYTES
 from sightline.data.loading.loader import BadSamples, Loader, Order
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.parts import Bound, DataSpec, Finding, SeenSample, Task
+from sightline.recipe.recipe import Run
 from sightline.report.draw import GROUND, TEXT, Colour, colour_of, fitting
 from sightline.report.letters import Letters, letters_of
 from sightline.report.predictions import ENCODERS

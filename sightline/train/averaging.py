@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.config import Recipe
 from sightline.errors import BadCheckpoint, UsageError
+from sightline.recipe.recipe import Recipe
 from sightline.train import checkpoint
 from sightline.train.schedules import RunLength
 

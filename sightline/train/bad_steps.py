@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sightline.config import Run
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import BadCheckpoint, NotFinite, first_of
 from sightline.parts import Dataset
+from sightline.recipe.recipe import Run
 from sightline.runs.log import RunLog
 from sightline.train.saver import Saver
 from sightline.train.state import TrainState

@@ -10,11 +10,11 @@ import time
 from dataclasses import replace
 from typing import Literal
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import Loader
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.parts import Batch
+from sightline.recipe.recipe import Recipe, Run
 from sightline.runs.log import RunLog
 from sightline.train import compile_cache
 from sightline.train.meter import Meter

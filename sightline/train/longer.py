@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sightline.config import Recipe
 from sightline.errors import UsageError
+from sightline.recipe.recipe import Recipe
 from sightline.train.progress import TrainProgress
 from sightline.train.schedules import RunLength
 

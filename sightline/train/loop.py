@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import Diverged, Interrupted
@@ -21,6 +20,7 @@ from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset, Scores
 from sightline.recipe import store
+from sightline.recipe.recipe import Recipe, Run
 from sightline.report.data_facts import keep_facts
 from sightline.results import TrainResult
 from sightline.runs.environment import environment

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from sightline.config import Recipe, Run
 from sightline.errors import UsageError
 from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import keep_fp32
@@ -17,6 +16,7 @@ from sightline.hardware.world import World
 from sightline.kernels import batch_norm_check, bottleneck_check
 from sightline.models import norm
 from sightline.parts import DataSpec, ModelConfig
+from sightline.recipe.recipe import Recipe, Run
 
 
 class BuiltModel(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sightline.config import Recipe, TrainConfig
 from sightline.data.loading.balanced import BalancedOrder, ClassMembers
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import UsageError
 from sightline.hardware.world import World
 from sightline.parts import Bound
+from sightline.recipe.recipe import Recipe
+from sightline.train.config import TrainConfig
 from sightline.train.schedules import RunLength
 
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sightline.config import Recipe, Run
 from sightline.data.contents import Contents, Digests
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError, first_of
 from sightline.hardware.world import World
 from sightline.parts import Dataset
 from sightline.recipe import store
+from sightline.recipe.recipe import Recipe, Run
 from sightline.runs.environment import environment
 from sightline.runs.folder import BEST_SCORES, SCORES
 from sightline.runs.log import RunLog

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sightline import terminal
-from sightline.config import Recipe, Run
 from sightline.errors import DiskError, OutOfMemory, PeerLost, SightlineError, unforeseen_disk_error
 from sightline.files.results import refuse_among_data
 from sightline.hardware import world
@@ -17,6 +16,7 @@ from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.parts import NOTHING_OPENED, DataFacts
 from sightline.recipe import store
+from sightline.recipe.recipe import Recipe, Run
 from sightline.report.refresh import write_if_possible
 from sightline.results import TrainResult
 from sightline.runs import attempts

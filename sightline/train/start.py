@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import worker_count
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import early_cuda
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset
+from sightline.recipe.recipe import Recipe, Run
 from sightline.runs.log import RunLog
 from sightline.train.batch_size import measure_accumulation, measure_batch
 from sightline.train.checkpoint import stored_recipe

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.config import Recipe
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import LossScale
 from sightline.hardware.world import World
 from sightline.parts import ModelConfig
+from sightline.recipe.recipe import Recipe
 from sightline.train.averaging import Ema
 from sightline.train.checkpoint import Tensors, check_fit
 from sightline.train.model import BuiltModel, choose_trainable, head_of

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import nn
 
-from sightline.config import Recipe
 from sightline.errors import SightlineError
 from sightline.files.checkpoint_folder import STATE, find
 from sightline.files.typed_json import read_json
 from sightline.parts import DataSpec
+from sightline.recipe.recipe import Recipe
 from sightline.train.checkpoint import MAX_STATE_BYTES
 
 # Absolute rates of published tables, and the batch that they were made for.
