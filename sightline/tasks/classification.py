@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline import results
-from sightline.evaluate.average_precision import AveragePrecision, binary_loss
 from sightline.evaluate.doubts import OneLabel, SeveralLabels
-from sightline.evaluate.topk import TopK
+from sightline.metrics.average_precision import AveragePrecision, binary_loss
+from sightline.metrics.topk import TopK
 from sightline.parts import (
     Batch,
     DataSpec,

@@ -1,7 +1,7 @@
 """Detection by a single-shot detector: places and classes of objects.
 
 Batch keys: image (after finish(): batch, 3, height, width), boxes (batch, n, 4) corner boxes, labels (batch, n) from
-1, 0 where a row is padding, index (batch,); in evaluation valid (batch,) and those of evaluate/coco_map.py.
+1, 0 where a row is padding, index (batch,); in evaluation valid (batch,) and those of metrics/coco_map.py.
 The model answers (logits (batch, anchors, classes + 1), offsets (batch, anchors, 4), anchors (anchors, 4)).
 """
 
@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from sightline import results
 from sightline.boxes import decode
-from sightline.evaluate.coco_map import CocoMap
 from sightline.evaluate.nms import best_boxes
 from sightline.evaluate.nms_in_graph import best_boxes_in_graph
+from sightline.metrics.coco_map import CocoMap
 from sightline.parts import (
     Batch,
     DataSpec,

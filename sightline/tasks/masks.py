@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sightline import results
-from sightline.evaluate.dice import soft_sums
-from sightline.evaluate.iou import MeanIou, mean_dice_loss
 from sightline.evaluate.sliding_window import sliding_window
+from sightline.metrics.dice import soft_sums
+from sightline.metrics.iou import MeanIou, mean_dice_loss
 from sightline.parts import (
     IGNORED,
     Batch,

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from sightline import results
 from sightline.errors import UsageError
-from sightline.evaluate.dice import Dice, dice_loss, soft_sums, within
 from sightline.evaluate.sliding_window import sliding_window
+from sightline.metrics.dice import Dice, dice_loss, soft_sums, within
 from sightline.parts import (
     Batch,
     DataSpec,

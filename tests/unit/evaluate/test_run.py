@@ -14,9 +14,9 @@ from sightline.data.loading.order import EvalOrder
 from sightline.data.prepare.shapes import ShapesOptions, prepare
 from sightline.errors import BadData
 from sightline.evaluate.run import _file_of, evaluate
-from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.metrics.topk import TopK
 from sightline.models.resnet import ResNetConfig
 from sightline.recipes import demo_classification
 from sightline.tasks.classification import Classification

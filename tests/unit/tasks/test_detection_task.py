@@ -9,7 +9,7 @@ from torch import nn
 
 from sightline.boxes import decode, encode
 from sightline.errors import UsageError
-from sightline.evaluate.coco_map import CocoMap
+from sightline.metrics.coco_map import CocoMap
 from sightline.models.anchors import default_boxes
 from sightline.parts import DataSpec, PredictOptions
 from sightline.tasks.detection import Detection

@@ -17,7 +17,7 @@ from torch import nn
 from sightline import api, config
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.errors import Diverged, UsageError
-from sightline.evaluate.topk import TopK
+from sightline.metrics.topk import TopK
 from sightline.parts import Batch, DataSpec, Loss, ModelConfig, Scores
 from sightline.runs.folder import BEST_SCORES
 from sightline.runs.screen import Screen

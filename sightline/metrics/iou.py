@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sightline.errors import BadData
-from sightline.evaluate.dice import dice_loss, soft_sums
 from sightline.hardware.world import World
+from sightline.metrics.dice import dice_loss, soft_sums
 from sightline.parts import IGNORED, Batch, Metric, Scores
 
 WORST = 20

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.errors import BadData
-from sightline.evaluate.precision_recall import curve_row, interpolated, mean, rates
 from sightline.hardware.world import World
+from sightline.metrics.precision_recall import curve_row, interpolated, mean, rates
 from sightline.parts import Batch, Metric, Scores
 
 WORST = 20

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.errors import BadData
-from sightline.evaluate.precision_recall import curve_table, interpolated, mean, rates
-from sightline.evaluate.topk import WORST
 from sightline.hardware.world import World
+from sightline.metrics.precision_recall import curve_table, interpolated, mean, rates
+from sightline.metrics.topk import WORST
 from sightline.parts import Batch, Metric, Scores
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.evaluate.precision_recall import rates
+from sightline.metrics.precision_recall import rates
 
 NAMES = ("f1", "precision", "recall", "score_threshold")
 IOU = 0.5

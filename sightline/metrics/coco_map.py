@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from sightline.boxes import iou
 from sightline.errors import BadData
-from sightline.evaluate import detection_f1
-from sightline.evaluate.precision_recall import curve_table
 from sightline.hardware.world import World
+from sightline.metrics import detection_f1
+from sightline.metrics.precision_recall import curve_table
 from sightline.parts import Batch, Metric, Scores
 
 WORST = 20

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.errors import BadData
-from sightline.evaluate.dice import WORST, Dice, soft_sums, within
 from sightline.hardware.world import World
+from sightline.metrics.dice import WORST, Dice, soft_sums, within
 from sightline.parts import Scores
 
 CPU = torch.device("cpu")

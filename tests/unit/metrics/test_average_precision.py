@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from sightline.errors import BadData
-from sightline.evaluate.average_precision import AveragePrecision, average_precision
-from sightline.evaluate.precision_recall import curve_table
-from sightline.evaluate.topk import WORST
+from sightline.metrics.average_precision import AveragePrecision, average_precision
+from sightline.metrics.precision_recall import curve_table
+from sightline.metrics.topk import WORST
 
 CPU = torch.device("cpu")
 

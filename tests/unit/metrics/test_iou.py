@@ -7,8 +7,8 @@ from torch.nn import functional as F
 from torchmetrics.segmentation import DiceScore
 
 from sightline.errors import BadData
-from sightline.evaluate import iou
-from sightline.evaluate.iou import MeanIou
+from sightline.metrics import iou
+from sightline.metrics.iou import MeanIou
 from sightline.parts import IGNORED
 
 CLASSES = ("ground", "road", "car", "nowhere")  # the last is neither true nor found

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sightline.evaluate.topk import BINS, DENSE_MOST, MATRIX_MOST, WORST, TopK
 from sightline.hardware.world import World
+from sightline.metrics.topk import BINS, DENSE_MOST, MATRIX_MOST, WORST, TopK
 
 CPU = torch.device("cpu")
 SMOOTHING = 0.1

@@ -12,9 +12,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from sightline.errors import BadData
-from sightline.evaluate.coco_map import NAMES, WORST, CocoMap
-from sightline.evaluate.precision_recall import CURVES
 from sightline.hardware.world import World
+from sightline.metrics.coco_map import NAMES, WORST, CocoMap
+from sightline.metrics.precision_recall import CURVES
 from sightline.parts import Scores
 
 CPU = torch.device("cpu")
