@@ -25,6 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from sightline import config, recipes
+from sightline.engine import checkpoint
+from sightline.engine.model import build_model
+from sightline.engine.progress import TrainProgress
 from sightline.export import formats
 from sightline.export.run import ExportOptions, export
 from sightline.export.served import Served
@@ -32,9 +35,6 @@ from sightline.hardware import devices
 from sightline.measure.provenance import provenance, result_file
 from sightline.parts import DataSpec
 from sightline.recipe import store
-from sightline.train import checkpoint
-from sightline.train.model import build_model
-from sightline.train.progress import TrainProgress
 
 CLASSES = ("circle", "square", "star", "ring")
 SHAPES = DataSpec(CLASSES, 2, (64, 64), (), ())  # of `prepare shapes`

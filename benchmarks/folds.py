@@ -255,7 +255,7 @@ def write(
 ) -> None:
     """Write everything, with where it was measured."""
     from sightline import config
-    from sightline.hardware.setup import set_up
+    from sightline.engine.setup import set_up
     from sightline.measure.provenance import provenance, result_file
 
     _, device, _ = set_up(*config.load("unet2d", flags))

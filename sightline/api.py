@@ -22,6 +22,8 @@ from sightline import config, terminal
 from sightline.config import load as load_named
 from sightline.data.inputs import list_files
 from sightline.data.processes import refuse_in_new_process
+from sightline.engine import checkpoint
+from sightline.engine.setup import torch_as_before
 from sightline.errors import OutOfMemory, SightlineError, UsageError, first_of
 from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing, shares
 from sightline.evaluate.checkpoints import Trained
@@ -33,7 +35,6 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.launch.place import is_rank_0
-from sightline.hardware.setup import torch_as_before
 from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
 from sightline.recipe.recipe import PARTS, Recipe, Run
@@ -53,7 +54,7 @@ from sightline.runs.log import RunLog
 from sightline.runs.loggers import Logger, RunStart
 from sightline.runs.refused import as_before
 from sightline.runs.screen import Screen
-from sightline.train import checkpoint, start
+from sightline.train import start
 from sightline.train.session import train_here
 
 __all__ = [

@@ -215,8 +215,8 @@ def train(flags: Sequence[str]) -> None:
     with as_before(folder):
         api.train_resolved(resolved)
     if is_rank_0():
+        from sightline.engine import checkpoint
         from sightline.runs import ending
-        from sightline.train import checkpoint
 
         own = rest[0] if rest[0].endswith(".py") else ""
         best = checkpoint.find(folder, "best").name
@@ -399,7 +399,8 @@ def average(flags: Sequence[str]) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+", help="ckpt-* folders, or a run folder for all it keeps")
     parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint")
     arguments = parser.parse_args(flags)
-    from sightline.train import averaging, checkpoint
+    from sightline.engine import checkpoint
+    from sightline.train import averaging
 
     paths = [path for given in arguments.checkpoints for path in checkpoint.all_of(given)]
     averaging.average_checkpoints(paths, arguments.out)
@@ -641,7 +642,7 @@ def _say(resolved: Resolved) -> None:
 def _refuse_uneven(recipe: Recipe, run: Run) -> None:
     """Refuse a batch that the local ranks cannot share; else every rank would."""
     if run.devices > 1:
-        from sightline.train.orders import refuse_uneven
+        from sightline.engine.orders import refuse_uneven
 
         refuse_uneven(recipe, run.devices)
 

@@ -22,14 +22,19 @@ from sightline import config
 from sightline.data.contents import Contents
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import Tensors
+from sightline.engine.evaluate import evaluate
+from sightline.engine.model import build_model
+from sightline.engine.orders import eval_order
+from sightline.engine.setup import set_up
+from sightline.engine.signals import StopSignals
 from sightline.errors import BadCheckpoint, BadData, SightlineError, UsageError, first_of
-from sightline.evaluate.run import evaluate
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
 from sightline.hardware import world
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
-from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, PredictOptions, Scores, Split, Task
 from sightline.recipe import store
@@ -37,11 +42,6 @@ from sightline.recipe.flags import Given
 from sightline.recipe.recipe import Recipe, Run
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
-from sightline.train import checkpoint
-from sightline.train.checkpoint import Tensors
-from sightline.train.model import build_model
-from sightline.train.orders import eval_order
-from sightline.train.signals import StopSignals
 
 TABLE = "evaluation.json"
 MAX_TABLE_BYTES = 2**22  # a row takes 500 bytes

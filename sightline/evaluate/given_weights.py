@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from sightline.data.loading.cache import read_once
+from sightline.engine.model import build_model
+from sightline.engine.setup import set_up
 from sightline.errors import BadData, UsageError, first_of
 from sightline.evaluate.checkpoints import Evaluation, loading, open_split
-from sightline.hardware.setup import set_up
 from sightline.parts import Scores, Split
 from sightline.recipe.recipe import Recipe, Run
-from sightline.train.model import build_model
 
 
 def evaluate_weights(recipe: Recipe, run: Run, split: Split = "val") -> Scores:

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from sightline.data.inputs import Files, list_files
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
+from sightline.engine import checkpoint
+from sightline.engine.signals import StopSignals
 from sightline.errors import BadData, DiskError, Interrupted, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.shares import Share, shared
@@ -33,8 +35,6 @@ from sightline.report.predictions import DOCUMENT, TABLE, ResultFolder
 from sightline.results import Drawable, Origin, Predictions
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
-from sightline.train import checkpoint
-from sightline.train.signals import StopSignals
 
 Input = str | Path | np.ndarray | Image.Image  # folders stand for the files in them; docs/api.md describes arrays
 SHOWN = 10  # names in a message

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sightline.data.loading.cache import read_once
+from sightline.engine import checkpoint
 from sightline.errors import BadData, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained, loading
 from sightline.files.checkpoint_folder import run_of
@@ -18,7 +19,6 @@ from sightline.parts import SPLITS, Doubts, Split
 from sightline.recipe.flags import Given
 from sightline.runs.folder import SUSPICIOUS
 from sightline.runs.screen import as_score
-from sightline.train import checkpoint
 
 MOST_KEPT = 1000  # samples in the file
 

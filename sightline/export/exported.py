@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline import config
+from sightline.engine import checkpoint
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.checkpoints import Trained
 from sightline.export import formats
@@ -19,7 +20,6 @@ from sightline.export.served import FORMAT, Runs
 from sightline.files.typed_json import loads, typed
 from sightline.parts import Batch, Bound, PredictOptions, Task
 from sightline.recipe.flags import Given
-from sightline.train import checkpoint
 
 MAX_ABOUT_BYTES = 16 * 2**20
 

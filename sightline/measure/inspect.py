@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from sightline.engine.model import choose_trainable
+from sightline.engine.orders import length_of, train_order
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
-from sightline.train.model import choose_trainable
-from sightline.train.orders import length_of, train_order
 
 
 def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int | None = None) -> dict[str, Any]:

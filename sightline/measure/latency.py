@@ -17,12 +17,12 @@ import torch
 
 from sightline.data.loading.loader import Loader
 from sightline.data.loading.order import EvalOrder
+from sightline.engine.model import build_model
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.measure.peers import BATCHES, Contender
 from sightline.parts import Batch, Bound
 from sightline.recipe.recipe import Recipe, Run
-from sightline.train.model import build_model
 
 PERCENTILES = (90, 95, 99)
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from sightline import terminal
 from sightline.data.loading.loader import BadSamples
+from sightline.engine.orders import train_order_of
 from sightline.files.whole import write_whole
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.recipe.recipe import Recipe, Run
 from sightline.report.samples import MARK, draw_samples, encoder_of, refuse_other_file, sheet
-from sightline.train.orders import train_order_of
 
 FILE = "samples.png"
 MOST_VALUES = 2**27  # sixteen patches of 128 x 128 x 128 voxels with four channels take some seconds

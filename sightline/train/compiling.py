@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from sightline.data.loading.loader import Loader
+from sightline.engine.signals import StopSignals
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.parts import Batch
@@ -18,7 +19,6 @@ from sightline.recipe.recipe import Recipe, Run
 from sightline.runs.log import RunLog
 from sightline.train import compile_cache
 from sightline.train.meter import Meter
-from sightline.train.signals import StopSignals
 from sightline.train.state import TrainState
 from sightline.train.step import Step
 

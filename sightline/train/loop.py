@@ -11,8 +11,12 @@ from pathlib import Path
 
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.data.loading.order import TrainOrder
+from sightline.engine.evaluate import evaluate
+from sightline.engine.model import build_model
+from sightline.engine.orders import eval_order, length_of, train_order_of
+from sightline.engine.progress import TrainProgress, refuse_unwatchable
+from sightline.engine.signals import StopSignals
 from sightline.errors import Diverged, Interrupted
-from sightline.evaluate.run import evaluate
 from sightline.evaluate.worst import draw_worst
 from sightline.files.typed_json import read_json
 from sightline.hardware.devices import Device
@@ -32,12 +36,8 @@ from sightline.train.bad_steps import BadSteps
 from sightline.train.compiling import Compiling
 from sightline.train.memory import advised
 from sightline.train.meter import Meter
-from sightline.train.model import build_model
-from sightline.train.orders import eval_order, length_of, train_order_of
-from sightline.train.progress import TrainProgress, refuse_unwatchable
 from sightline.train.saver import Saver
 from sightline.train.schedules import RunLength
-from sightline.train.signals import StopSignals
 from sightline.train.start import open_data
 from sightline.train.state import TrainState
 from sightline.train.step import build_step

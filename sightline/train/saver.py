@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from sightline.data.contents import Contents, Digests
+from sightline.engine.checkpoint import Checkpoints, HostCopies, NotDamaged, Tensors, find, read, require
+from sightline.engine.progress import TrainProgress
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError, first_of
 from sightline.hardware.world import World
 from sightline.parts import Dataset
@@ -22,8 +24,6 @@ from sightline.runs.environment import environment
 from sightline.runs.folder import BEST_SCORES, SCORES
 from sightline.runs.log import RunLog
 from sightline.train import longer
-from sightline.train.checkpoint import Checkpoints, HostCopies, NotDamaged, Tensors, find, read, require
-from sightline.train.progress import TrainProgress
 from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sightline import terminal
+from sightline.engine.setup import set_up
+from sightline.engine.signals import ignore_stops, leaving_at_once
 from sightline.errors import DiskError, OutOfMemory, PeerLost, SightlineError, unforeseen_disk_error
 from sightline.files.results import refuse_among_data
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
-from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.parts import NOTHING_OPENED, DataFacts
 from sightline.recipe import store
@@ -25,7 +26,6 @@ from sightline.runs.log import RunLog
 from sightline.runs.loggers import Logger, TensorBoard
 from sightline.runs.screen import Screen
 from sightline.train import loop, memory, start
-from sightline.train.signals import ignore_stops, leaving_at_once
 
 
 def train_here(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sightline.data.loading.loader import worker_count
+from sightline.engine.checkpoint import stored_recipe
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import early_cuda
 from sightline.hardware.devices import Device
@@ -20,7 +21,6 @@ from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset
 from sightline.recipe.recipe import Recipe, Run
 from sightline.runs.log import RunLog
 from sightline.train.batch_size import measure_accumulation, measure_batch
-from sightline.train.checkpoint import stored_recipe
 from sightline.train.config import AUTO
 
 PRECISIONS: tuple[Literal["bf16", "fp16", "fp32"], ...] = ("bf16", "fp16", "fp32")  # ranks that differ take the later

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torchvision.transforms import v2
 
 from sightline import api, cli, config
+from sightline.engine import checkpoint
 from sightline.errors import BadData, DiskFull
 from sightline.parts import DataSpec
-from sightline.train import checkpoint
 
 NAME = "demo_classification"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]

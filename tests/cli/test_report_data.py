@@ -16,6 +16,7 @@ from PIL import Image
 from sightline import config
 from sightline.config import Recipe
 from sightline.data.loading.loader import BadSamples
+from sightline.engine.orders import train_order_of
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.parts import Batch, Dataset, DataSpec, SeenSample
@@ -23,7 +24,6 @@ from sightline.recipe import store
 from sightline.report.data_facts import FACTS, SHEET, keep_facts
 from sightline.report.samples import draw_samples
 from sightline.tasks.classification import Classification
-from sightline.train.orders import train_order_of
 
 Page = runpy.run_path(str(Path(__file__).with_name("test_report.py")))["Page"]
 SMALL = ["--data.size=24", "--data.eval-size=24"]

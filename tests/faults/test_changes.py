@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sightline.engine.checkpoint import read, write
 from sightline.runs import overview
-from sightline.train.checkpoint import read, write
 
 
 def test_changed_recipe_is_refused_line_by_line(sightline, reference, halfway, tmp_path):

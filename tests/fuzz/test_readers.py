@@ -38,6 +38,9 @@ from sightline.data.loading.static import StaticDataset
 from sightline.data.prepare import imagenet
 from sightline.data.sources import index_files, open_boxes, open_masks, table, tar, tfrecord
 from sightline.data.volumes import decathlon, raw
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import Checkpoints
+from sightline.engine.model import build_model
 from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
 from sightline.files import archive, download
@@ -49,9 +52,6 @@ from sightline.models.weight_files import load_weights
 from sightline.recipe import store
 from sightline.recipe.settings import Settings
 from sightline.runs import attempts
-from sightline.train import checkpoint
-from sightline.train.checkpoint import Checkpoints
-from sightline.train.model import build_model
 
 TESTS = Path(__file__).resolve().parents[1]
 GOLDEN = TESTS / "golden"

@@ -34,9 +34,12 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.masks import MaskData
 from sightline.data.prepare import shapes as drawings
 from sightline.data.segmentation import SegmentationData
+from sightline.engine.model import build_model
+from sightline.engine.orders import eval_order, train_order_of
+from sightline.engine.progress import TrainProgress
+from sightline.engine.setup import set_up
 from sightline.errors import SightlineError, UsageError
 from sightline.hardware import affinity, devices
-from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, DataSpec, ModelConfig
@@ -44,9 +47,6 @@ from sightline.recipe import store
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train import loop
-from sightline.train.model import build_model
-from sightline.train.orders import eval_order, train_order_of
-from sightline.train.progress import TrainProgress
 from sightline.train.saver import Saver
 from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState

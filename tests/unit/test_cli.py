@@ -57,7 +57,8 @@ def test_a_machine_that_cannot_train_is_an_error(monkeypatch, capsys):
 
 
 def test_averaged_checkpoints_are_named(monkeypatch, capsys, tmp_path: Path):
-    from sightline.train import averaging, checkpoint
+    from sightline.engine import checkpoint
+    from sightline.train import averaging
 
     made: list[tuple[list[Path], Path]] = []
     monkeypatch.setattr(checkpoint, "all_of", lambda given: [given / "ckpt-1", given / "ckpt-2"])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sightline import config
+from sightline.engine.setup import bind_to_cpus, set_up, torch_as_before
 from sightline.errors import UsageError
-from sightline.hardware.setup import bind_to_cpus, set_up, torch_as_before
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds processes to CPUs")
 

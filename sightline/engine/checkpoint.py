@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sightline.engine.progress import VAL_LOSSES, TrainProgress
 from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, disk_error, first_of
 from sightline.files.checkpoint_folder import (
     MANIFEST,
@@ -37,7 +38,6 @@ from sightline.files.whole import rename, replace_text, sync, unwritable
 from sightline.hardware.devices import Device
 from sightline.parts import DataSpec
 from sightline.runs.screen import as_score
-from sightline.train.progress import VAL_LOSSES, TrainProgress
 
 __all__ = ["MANIFEST", "Checkpoints", "HostCopies", "NotDamaged", "Tensors", "all_of", "check_fit", "find", "read"]
 __all__ += ["FORMAT", "check_state", "require", "verify", "write"]

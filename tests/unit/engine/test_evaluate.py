@@ -12,8 +12,8 @@ from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder
 from sightline.data.prepare.shapes import ShapesOptions, prepare
+from sightline.engine.evaluate import _file_of, evaluate
 from sightline.errors import BadData
-from sightline.evaluate.run import _file_of, evaluate
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.metrics.topk import TopK

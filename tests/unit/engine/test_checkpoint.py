@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import FORMAT, Checkpoints, find, read
 from sightline.errors import BadCheckpoint
-from sightline.train import checkpoint
-from sightline.train.checkpoint import FORMAT, Checkpoints, find, read
 
 TENSORS = {
     "model": {
