@@ -21,7 +21,6 @@ from sightline.evaluate.worst import draw_worst
 from sightline.files.typed_json import read_json
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset, Scores
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
@@ -36,6 +35,7 @@ from sightline.train.bad_steps import BadSteps
 from sightline.train.compiling import Compiling
 from sightline.train.memory import advised
 from sightline.train.meter import Meter
+from sightline.train.profile import ProfileWindow, parse_window
 from sightline.train.saver import Saver
 from sightline.train.schedules import RunLength
 from sightline.train.start import open_data

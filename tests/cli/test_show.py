@@ -237,8 +237,8 @@ def test_batches_that_are_replayed_are_shown_as_they_are(sightline, tmp_path: Pa
 
 
 def test_any_recipe_part_may_lack_a_drawing(tmp_path: Path, shapes: Path):
+    from sightline.commands.show_sheet import draw_sheet
     from sightline.errors import UsageError
-    from sightline.measure.show import draw_sheet
     from sightline.parts import Task
 
     class Own(Task):

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sightline import api, cli
+from sightline.commands import doctor_checks as doctor
+from sightline.commands.doctor_checks import Check
 from sightline.errors import OutOfMemory, UsageError
-from sightline.hardware import doctor
-from sightline.hardware.doctor import Check
 
 
 def ended(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -38,6 +38,7 @@ USED_BY_MIGRATE = ("sightline.hardware.onednn", "sightline.models.norm", "sightl
 # The commands run behind the guard of sightline.terminal. What runs inside `import torch` prints what repr() made safe.
 MAY_PRINT = (
     "sightline/cli.py",
+    "sightline/commands/",
     "sightline/terminal/__init__.py",
     "sightline/hardware/launch/",
     "sightline/migrate/hook.py",
@@ -366,7 +367,7 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
     ],
     only_ranks_listen: [
         ("sightline/report/page.py", "from http.server import HTTPServer"),
-        ("sightline/hardware/launch/check.py", "import socket\nsocket.create_server(('', 0))"),
+        ("sightline/commands/launch_check.py", "import socket\nsocket.create_server(('', 0))"),
         ("sightline/train/loop.py", "import torch.distributed as dist\ndist.TCPStore('a', 1)"),
     ],
     archives_are_checked: [

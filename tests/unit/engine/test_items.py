@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from sightline import api
+from sightline.commands.inspect_facts import inspect
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.loading.order import TrainOrder
 from sightline.data.loading.static import StaticDataset, dump
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.measure.benchmark import OurStep
-from sightline.measure.inspect import inspect
 from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, ModelConfig, Split
 from sightline.tasks.classification import Classification
 from sightline.train.optimizers import OptimizerConfig

@@ -11,9 +11,9 @@ from torch import nn
 from sightline import config
 from sightline.errors import UsageError
 from sightline.hardware import devices
-from sightline.measure import profile
 from sightline.measure.benchmark import OurStep
-from sightline.measure.profile import MARK, ROWS, ProfileWindow, kind_of, parse_window, tabulate
+from sightline.train import profile
+from sightline.train.profile import MARK, ROWS, ProfileWindow, kind_of, parse_window, tabulate
 
 CPU = devices.select("cpu")
 

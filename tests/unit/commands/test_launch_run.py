@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from sightline import config
+from sightline.commands import launch_check as check
+from sightline.commands import launch_hosts as command
+from sightline.commands.launch_hosts import LaunchOptions, make_plan
 from sightline.errors import Interrupted, RankFailed, UsageError
-from sightline.hardware.launch import check, command, ssh
-from sightline.hardware.launch.command import LaunchOptions, make_plan
+from sightline.hardware.launch import ssh
 from sightline.hardware.launch.plan import LaunchPlan
 
 FLAGS = ["demo_classification", "--data.path", "/data", "--train.global-batch", "8"]

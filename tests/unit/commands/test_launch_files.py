@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from sightline import config
+from sightline.commands.launch_hosts import LaunchOptions, launch, make_plan, written
 from sightline.errors import UsageError
 from sightline.hardware.launch import mpi, slurm, ssh, torchrun
-from sightline.hardware.launch.command import LaunchOptions, launch, make_plan, written
 from sightline.hardware.launch.plan import Host, LaunchPlan, forwarded, parse_hosts
 
 # A path that a shell, kubelet or YAML would change if it were not quoted.

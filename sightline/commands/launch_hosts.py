@@ -19,10 +19,11 @@ from typing import Literal
 
 import psutil
 
+from sightline.commands import launch_check as check
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import RankFailed, UsageError
 from sightline.files.plain_yaml import to_documents
-from sightline.hardware.launch import check, kubernetes, mpi, slurm, ssh, torchrun
+from sightline.hardware.launch import kubernetes, mpi, slurm, ssh, torchrun
 from sightline.hardware.launch.place import PORT
 from sightline.hardware.launch.plan import (
     FORWARDED,

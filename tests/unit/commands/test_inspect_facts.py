@@ -3,8 +3,8 @@
 import pytest
 
 from sightline import config
+from sightline.commands.inspect_facts import as_text, inspect
 from sightline.errors import UsageError
-from sightline.measure.inspect import as_text, inspect
 
 # Of the original script, made for batch 2,048: the rate from each of these epochs on.
 TABLE = {0: 0.1, 1: 0.275, 2: 0.45, 3: 0.625, 4: 0.8, 29: 0.8, 30: 0.08, 60: 0.008, 80: 0.0008, 89: 0.0008}

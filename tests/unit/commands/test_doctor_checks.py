@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from sightline import cli
-from sightline.hardware import devices, doctor, limits, onednn
-from sightline.hardware.doctor import Check, examine
+from sightline.commands import doctor_checks as doctor
+from sightline.commands.doctor_checks import Check, examine
+from sightline.hardware import devices, limits, onednn
 from sightline.kernels import cudnn
 
 
