@@ -25,16 +25,16 @@ from sightline.data.processes import refuse_in_new_process
 from sightline.engine import checkpoint
 from sightline.engine.setup import torch_as_before
 from sightline.errors import OutOfMemory, SightlineError, UsageError, first_of
-from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing, shares
-from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.ensemble import Ensemble
-from sightline.evaluate.loaded import Model
-from sightline.evaluate.predict import Input, open_trained, predict_files, predict_inputs
 from sightline.export.exported import open_exported
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.launch.place import is_rank_0
+from sightline.inference import checkpoints, folds, given_weights, label_files, postprocessing, shares
+from sightline.inference.checkpoints import Trained
+from sightline.inference.ensemble import Ensemble
+from sightline.inference.loaded import Model
+from sightline.inference.predict import Input, open_trained, predict_files, predict_inputs
 from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
 from sightline.recipe.recipe import PARTS, Recipe, Run

@@ -184,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         "room: a folder that an evaluation cannot write is not refused",
-        (("sightline/evaluate/checkpoints.py", "    with log.folder.must_be_writable():\n", "    if folder:\n"),),
+        (("sightline/inference/checkpoints.py", "    with log.folder.must_be_writable():\n", "    if folder:\n"),),
         ("tests/faults/test_room.py::test_read_only_run_is_evaluated_into_another_folder",),
     ),
     Mutant(

@@ -44,8 +44,8 @@ def check(flags: Sequence[str]) -> None:
     if is_open and resolved.settings["data.classes"].origin is Origin.RECIPE:
         # Nobody could count them, and the recipe's number is not that of these data.
         data = dataclasses.replace(data, classes=0)  # type: ignore[type-var]
-    from sightline.evaluate.folds import refuse_without
     from sightline.hardware.limits import usable_cores
+    from sightline.inference.folds import refuse_without
     from sightline.terminal.progress import shown_progress
 
     if wants_all_folds:
@@ -76,8 +76,8 @@ def _check_labels(arguments: argparse.Namespace, words: Sequence[str], own: Coll
     if arguments.write or not arguments.decode:
         raise UsageError("--write and --no-decode are for `check RECIPE --data DIR`; check RUN looks at its labels")
     from sightline import config
-    from sightline.evaluate import suspicious
     from sightline.files.checkpoint_folder import run_of
+    from sightline.inference import suspicious
 
     folder, rest = Path(words[0]), words[1:]
     if folder.is_dir() and not any((folder / name).exists() for name in ("checkpoints", "manifest.json")):

@@ -56,7 +56,7 @@ def evaluate(flags: Sequence[str]) -> None:
     from sightline.runs import score_text
 
     if arguments.choose_postprocessing:
-        from sightline.evaluate import postprocessing
+        from sightline.inference import postprocessing
 
         which = (arguments.checkpoint, arguments.recipe)
         print(postprocessing.as_text(api.choose_postprocessing(arguments.run, arguments.labels or "", rest, *which)))

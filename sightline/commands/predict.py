@@ -40,7 +40,7 @@ def predict(flags: Sequence[str]) -> None:
     if ran_as_ranks_of_run(["predict", *flags], rest):
         return
     from sightline import api
-    from sightline.evaluate.folds import is_exported, split_runs
+    from sightline.inference.folds import is_exported, split_runs
 
     run_folders, inputs = split_runs([arguments.run, *arguments.inputs])
     for file in filter(is_exported, map(Path, inputs)):

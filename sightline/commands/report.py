@@ -14,7 +14,7 @@ def report(flags: Sequence[str]) -> None:
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of all folds")
     parser.add_argument("--out", type=Path, help="the page; default: RUN/report.html, for several runs ./report.html")
     arguments = parser.parse_args(flags)
-    from sightline.evaluate.folds import runs_of
+    from sightline.inference.folds import runs_of
     from sightline.report import page
 
     folders = [run for folder in arguments.runs for run in runs_of(folder)]

@@ -53,7 +53,7 @@ def train(flags: Sequence[str]) -> None:
         with as_before(folder / "fold-0"):
             document = api.train_folds(recipe, run)
         if is_rank_0():
-            from sightline.evaluate import folds
+            from sightline.inference import folds
 
             print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
             print(f"next: sightline predict {folder} FILE ..., the ensemble of all folds")

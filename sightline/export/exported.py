@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from sightline import config
 from sightline.engine import checkpoint
 from sightline.errors import BadCheckpoint, BadData, UsageError
-from sightline.evaluate.checkpoints import Trained
 from sightline.export import formats
 from sightline.export.run import on_cpu
 from sightline.export.served import FORMAT, Runs
 from sightline.files.typed_json import loads, typed
+from sightline.inference.checkpoints import Trained
 from sightline.parts import Batch, Bound, PredictOptions, Task
 from sightline.recipe.flags import Given
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from sightline import terminal
 from sightline.data.loading.cache import read_once
 from sightline.errors import DISK_FAULTS, BadCheckpoint, BadSample, DiskError, SightlineError, UsageError, first_of
-from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.predict import open_trained
 from sightline.export import formats
 from sightline.export.compare import Matched, match_boxes, relative_difference
 from sightline.export.served import Runs, Served, as_text, describe
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.whole import write_whole
+from sightline.inference.checkpoints import Trained
+from sightline.inference.predict import open_trained
 from sightline.parts import ServedInput
 from sightline.recipe.flags import Given
 from sightline.recipe.resolve import run_fields

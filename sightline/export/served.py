@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline import __version__
-from sightline.evaluate.checkpoints import Trained, stem_of
 from sightline.files.checkpoint_folder import sha256_of
+from sightline.inference.checkpoints import Trained, stem_of
 from sightline.parts import ServedInput, Task
 from sightline.recipe import store
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline import results
-from sightline.evaluate.doubts import OneLabel, SeveralLabels
+from sightline.inference.doubts import OneLabel, SeveralLabels
 from sightline.metrics.average_precision import AveragePrecision, binary_loss
 from sightline.metrics.topk import TopK
 from sightline.parts import (

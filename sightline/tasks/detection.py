@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sightline import results
 from sightline.boxes import decode
-from sightline.evaluate.nms import best_boxes
-from sightline.evaluate.nms_in_graph import best_boxes_in_graph
+from sightline.export.nms_in_graph import best_boxes_in_graph
 from sightline.metrics.coco_map import CocoMap
 from sightline.parts import (
     Batch,
@@ -39,6 +38,7 @@ from sightline.report.findings import boxes_found, true_boxes
 from sightline.report.predictions import Predictions
 from sightline.tasks.config import DetectionConfig
 from sightline.tasks.matching import hard_negatives, match
+from sightline.tasks.nms import best_boxes
 
 BestBoxes = Callable[[Tensor, Tensor, float, float, int, int], tuple[Tensor, Tensor, Tensor]]
 

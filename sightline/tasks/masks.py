@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sightline import results
-from sightline.evaluate.sliding_window import sliding_window
 from sightline.metrics.dice import soft_sums
 from sightline.metrics.iou import MeanIou, mean_dice_loss
 from sightline.parts import (
@@ -33,6 +32,7 @@ from sightline.parts import (
 from sightline.report.beside import mask_colours, masks_beside, picture
 from sightline.report.masks import MaskPredictions, shares_of
 from sightline.tasks.config import MaskConfig
+from sightline.tasks.sliding_window import sliding_window
 
 
 @dataclass(frozen=True)

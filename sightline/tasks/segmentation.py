@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from sightline import results
 from sightline.errors import UsageError
-from sightline.evaluate.sliding_window import sliding_window
 from sightline.metrics.dice import Dice, dice_loss, soft_sums, within
 from sightline.parts import (
     Batch,
@@ -37,6 +36,7 @@ from sightline.parts import (
 from sightline.report.beside import mask_colours, masks_beside
 from sightline.report.volumes import VolumePredictions, mask_of, probabilities, scores_of_row
 from sightline.tasks.config import SegmentationConfig
+from sightline.tasks.sliding_window import sliding_window
 
 BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
 

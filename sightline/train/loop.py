@@ -17,7 +17,6 @@ from sightline.engine.orders import eval_order, length_of, train_order_of
 from sightline.engine.progress import TrainProgress, refuse_unwatchable
 from sightline.engine.signals import StopSignals
 from sightline.errors import Diverged, Interrupted
-from sightline.evaluate.worst import draw_worst
 from sightline.files.typed_json import read_json
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
@@ -25,6 +24,7 @@ from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset, Scores
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
 from sightline.report.data_facts import keep_facts
+from sightline.report.worst import draw_worst
 from sightline.results import TrainResult
 from sightline.runs.environment import environment
 from sightline.runs.folder import MAX_SCORES_BYTES, SCORES

@@ -42,10 +42,10 @@ from sightline.engine import checkpoint
 from sightline.engine.checkpoint import Checkpoints
 from sightline.engine.model import build_model
 from sightline.errors import BadCheckpoint, BadData
-from sightline.evaluate import checkpoints
 from sightline.files import archive, download
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
+from sightline.inference import checkpoints
 from sightline.models import tf_weights
 from sightline.models.tf_checkpoint import TensorBundle
 from sightline.models.weight_files import load_weights

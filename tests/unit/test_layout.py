@@ -25,7 +25,10 @@ MAX_DOCSTRING_LINES = 5
 # What a recipe chooses. Inside its own folder a part may use its siblings.
 CONCRETE_PARTS = (
     "sightline.models",
-    "sightline.tasks",
+    "sightline.tasks.classification",
+    "sightline.tasks.detection",
+    "sightline.tasks.masks",
+    "sightline.tasks.segmentation",
     "sightline.data.sources",
     "sightline.data.augment",
     "sightline.data.classification",
@@ -299,7 +302,7 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/train/step.py", "from sightline.models.resnet import ResNet"),
         ("sightline/train/step.py", "def f():\n    from ..data import sources"),
         ("sightline/train/step.py", "import importlib\nimportlib.import_module('sightline.recipes.resnet50')"),
-        ("sightline/train/step.py", "from sightline import tasks"),
+        ("sightline/train/step.py", "from sightline.tasks import masks"),
         ("sightline/engine/model.py", "from sightline.models import ssd"),
     ],
     parts_know_nothing_concrete: [

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from sightline.evaluate.checkpoints import Trained
 from sightline.hardware import devices
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
+from sightline.inference.checkpoints import Trained
 from sightline.parts import Batch, Bound, DataSpec, PredictOptions, Task
 from sightline.recipe.recipe import Recipe, Run
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.errors import UsageError
-from sightline.evaluate.checkpoints import Trained
+from sightline.inference.checkpoints import Trained
 from sightline.parts import Batch, Bound, DataConfig, Task
 
 

@@ -10,8 +10,8 @@ import torch
 
 from sightline import api, cli
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.evaluate import label_files
-from sightline.evaluate.label_files import DOCUMENT_OF_SCORES, evaluate_folder
+from sightline.inference import label_files
+from sightline.inference.label_files import DOCUMENT_OF_SCORES, evaluate_folder
 
 AFFINE = np.diag([-1.5, 0.75, 2.5, 1.0])
 SIDES = (9, 7, 5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.evaluate.sliding_window import sliding_window, windows
+from sightline.tasks.sliding_window import sliding_window, windows
 
 CASES = [  # size, window
     ((33, 29), (16, 12)),

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from sightline.data.loading.loader import Order
 from sightline.data.loading.order import EvalOrder
 from sightline.errors import BadData, PeerLost, UsageError
-from sightline.evaluate.checkpoints import Trained
 from sightline.hardware import world
 from sightline.hardware.world import CONNECT_TIMEOUT, World
+from sightline.inference.checkpoints import Trained
 from sightline.parts import Reporter
 from sightline.report.predictions import ResultFolder
 

@@ -14,7 +14,7 @@ from sightline.data.loading.cache import read_once
 from sightline.engine.model import build_model
 from sightline.engine.setup import set_up
 from sightline.errors import BadData, UsageError, first_of
-from sightline.evaluate.checkpoints import Evaluation, loading, open_split
+from sightline.inference.checkpoints import Evaluation, loading, open_split
 from sightline.parts import Scores, Split
 from sightline.recipe.recipe import Recipe, Run
 

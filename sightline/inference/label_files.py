@@ -18,11 +18,11 @@ from sightline.data.volumes.files import FIRST_CHANNEL, MASK, SUFFIXES, case_nam
 from sightline.data.volumes.pairs import label_of_case, labels_in
 from sightline.data.volumes.raw import label_files
 from sightline.errors import BadData, BadSample, UsageError, first_of
-from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.predict import predict_files
 from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json
 from sightline.files.whole import write_whole
+from sightline.inference.checkpoints import Trained
+from sightline.inference.predict import predict_files
 from sightline.metrics.dice import iou_of
 from sightline.parts import PredictOptions, Scores
 from sightline.report.predictions import DOCUMENT

@@ -12,9 +12,9 @@ import torch
 from sightline.data.loading.cache import read_once
 from sightline.engine import checkpoint
 from sightline.errors import BadData, UsageError, first_of
-from sightline.evaluate.checkpoints import Trained, loading
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.whole import replace_text
+from sightline.inference.checkpoints import Trained, loading
 from sightline.parts import SPLITS, Doubts, Split
 from sightline.recipe.flags import Given
 from sightline.runs.folder import SUSPICIOUS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sightline.evaluate.nms import best_boxes
+from sightline.tasks.nms import best_boxes
 
 
 @torch.library.custom_op("sightline::best_boxes", mutates_args=())

@@ -16,12 +16,12 @@ from sightline.data.loading.order import PADDING
 from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import read_label
 from sightline.errors import BadData, UsageError
-from sightline.evaluate import checkpoints
-from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.label_files import Counts, refuse_misfit
-from sightline.evaluate.predict import predict_objects
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
+from sightline.inference import checkpoints
+from sightline.inference.checkpoints import Trained
+from sightline.inference.label_files import Counts, refuse_misfit
+from sightline.inference.predict import predict_objects
 from sightline.parts import PredictOptions
 from sightline.results import Segmentation
 from sightline.runs.log import RunLog

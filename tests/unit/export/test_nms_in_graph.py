@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.evaluate import nms_in_graph
-from sightline.evaluate.nms import best_boxes, suppress
+from sightline.export import nms_in_graph
+from sightline.tasks.nms import best_boxes, suppress
 
 ANCHORS, CLASSES = 60, 3
 CHOICES = [(0.05, 0.5, 20, 15), (0.5, 0.3, 100, 30), (0.97, 0.5, 5, 500)]  # threshold, IoU, candidates, per image

@@ -23,11 +23,11 @@ from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.engine import checkpoint
 from sightline.engine.signals import StopSignals
 from sightline.errors import BadData, DiskError, Interrupted, UsageError, first_of
-from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.shares import Share, shared
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
+from sightline.inference.checkpoints import Trained
+from sightline.inference.shares import Share, shared
 from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictJob, PredictOptions, Task
 from sightline.recipe.flags import Given
 from sightline.recipe.recipe import Recipe, Run

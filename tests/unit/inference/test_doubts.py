@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sightline.errors import UsageError
-from sightline.evaluate import doubts
+from sightline.inference import doubts
 from sightline.parts import DataSpec
 
 

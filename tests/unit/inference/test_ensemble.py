@@ -9,10 +9,10 @@ from torch import nn
 
 from sightline import config, recipes
 from sightline.errors import UsageError
-from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.ensemble import Ensemble
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.inference.checkpoints import Trained
+from sightline.inference.ensemble import Ensemble
 from sightline.parts import DataSpec, ModelConfig
 
 SPEC = DataSpec(("cat", "dog", "cow"), 3, (8, 8), (0.5,) * 3, (0.2,) * 3)

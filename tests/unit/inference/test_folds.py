@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline.errors import UsageError
-from sightline.evaluate import folds
+from sightline.inference import folds
 
 
 def test_a_fold_without_a_best_score_tells_its_last(tmp_path: Path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sightline.evaluate.postprocessing import as_text, decided
+from sightline.inference.postprocessing import as_text, decided
 
 
 def test_the_largest_component_must_be_better_on_average_and_not_equal():

@@ -6,7 +6,7 @@ import torch
 from torchvision import ops
 
 from sightline.boxes import iou
-from sightline.evaluate.nms import best_boxes, suppress
+from sightline.tasks.nms import best_boxes, suppress
 
 PLAIN = {"score_threshold": 0.05, "nms_iou": 0.5, "candidates": 200, "per_image": 200}
 
