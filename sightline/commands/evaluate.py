@@ -53,7 +53,7 @@ def evaluate(flags: Sequence[str]) -> None:
         _evaluate_weights(arguments, rest, own_flags(parser))
         return
     from sightline import api
-    from sightline.runs import score_text
+    from sightline.overview import score_text
 
     if arguments.choose_postprocessing:
         from sightline.inference import postprocessing
@@ -85,7 +85,7 @@ def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str], own: 
         )
     recipe, run = resolved_of("evaluate", [arguments.run, *flags], own)
     from sightline import api
-    from sightline.runs import score_text
+    from sightline.overview import score_text
 
     scores = api.evaluate_weights(recipe, run, split=arguments.split)
     if is_rank_0():

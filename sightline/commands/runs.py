@@ -15,7 +15,7 @@ def runs(flags: Sequence[str]) -> None:
     parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="default: runs")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(flags)
-    from sightline.runs import overview
+    from sightline.overview import listing
 
-    found, columns = overview.find_runs(arguments.folder), help_text.terminal_columns()
-    print(overview.as_json(found) if arguments.json else overview.as_text(found, arguments.folder, columns))
+    found, columns = listing.find_runs(arguments.folder), help_text.terminal_columns()
+    print(listing.as_json(found) if arguments.json else listing.as_text(found, arguments.folder, columns))

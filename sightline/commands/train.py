@@ -63,11 +63,11 @@ def train(flags: Sequence[str]) -> None:
         api.train_resolved(resolved)
     if is_rank_0():
         from sightline.engine import checkpoint
-        from sightline.runs import ending
+        from sightline.overview import last_screen
 
         own = rest[0] if rest[0].endswith(".py") else ""
         best = checkpoint.find(folder, "best").name
-        print(ending.as_text(folder, best, own, resolved.facts.has_test))
+        print(last_screen.as_text(folder, best, own, resolved.facts.has_test))
         say_page(folder / "report.html")
 
 

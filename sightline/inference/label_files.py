@@ -23,10 +23,10 @@ from sightline.files.typed_json import read_json
 from sightline.files.whole import write_whole
 from sightline.inference.checkpoints import Trained
 from sightline.inference.predict import predict_files
+from sightline.inference.predictions import DOCUMENT
+from sightline.inference.volume_files import compared_slices
 from sightline.metrics.dice import iou_of
 from sightline.parts import PredictOptions, Scores
-from sightline.report.predictions import DOCUMENT
-from sightline.report.volumes import compared_slices
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 

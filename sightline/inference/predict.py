@@ -27,11 +27,11 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.inference.checkpoints import Trained
+from sightline.inference.predictions import DOCUMENT, TABLE, ResultFolder
 from sightline.inference.shares import Share, shared
 from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictJob, PredictOptions, Task
 from sightline.recipe.flags import Given
 from sightline.recipe.recipe import Recipe, Run
-from sightline.report.predictions import DOCUMENT, TABLE, ResultFolder
 from sightline.results import Drawable, Origin, Predictions
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen

@@ -25,8 +25,8 @@ from sightline.errors import BadData, PeerLost, UsageError
 from sightline.hardware import world
 from sightline.hardware.world import CONNECT_TIMEOUT, World
 from sightline.inference.checkpoints import Trained
+from sightline.inference.predictions import ResultFolder
 from sightline.parts import Reporter
-from sightline.report.predictions import ResultFolder
 
 BEAT_S = 1.0
 POLL_S = 0.02

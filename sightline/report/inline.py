@@ -16,19 +16,20 @@ from PIL import Image
 
 from sightline.data.decode import decode_rgb
 from sightline.data.inputs import as_pixels, read_bytes
+from sightline.drawing.findings import draw
 from sightline.errors import SightlineError, UsageError
+from sightline.inference.mask_files import drawn_in_image
+from sightline.inference.volume_files import drawn_mask
+from sightline.overview.listing import RunSummary
 from sightline.parts import Finding, Prediction
-from sightline.report.beside import as_jpeg
 from sightline.report.curves import charts
-from sightline.report.draw import draw
 from sightline.report.html import folded, text
-from sightline.report.masks import drawn_in_image
 from sightline.report.most_wrong import most_wrong
 from sightline.report.page import PAGE
 from sightline.report.scores import CLASSES_SHOWN, all_values, class_table, numbers, values_beside
 from sightline.report.story import RunStory, read_story
 from sightline.report.style import INLINE
-from sightline.report.volumes import drawn_mask
+from sightline.report.tiles import as_jpeg
 from sightline.results import (
     Classification,
     Detection,
@@ -38,7 +39,6 @@ from sightline.results import (
     Segmentation,
     TrainResult,
 )
-from sightline.runs.overview import RunSummary
 
 IMAGE_BYTES = 200_000  # of all images of one result, so that a notebook of many stays small
 WORST_SHOWN = 6

@@ -18,15 +18,15 @@ from PIL import Image, ImageDraw
 
 from sightline.data.formats.image_headers import MAX_BYTES
 from sightline.data.loading.loader import BadSamples, Loader, Order
+from sightline.drawing.findings import GROUND, TEXT, Colour, colour_of, fitting
+from sightline.drawing.letters import Letters, letters_of
+from sightline.drawing.slices import outline_colour, outlined
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.inference.predictions import ENCODERS
 from sightline.parts import Bound, DataSpec, Finding, SeenSample, Task
 from sightline.recipe.recipe import Run
-from sightline.report.draw import GROUND, TEXT, Colour, colour_of, fitting
-from sightline.report.letters import Letters, letters_of
-from sightline.report.predictions import ENCODERS
-from sightline.report.slices import outline_colour, outlined
 
 COLUMNS, ROWS = 6, 4
 LEAST_ITEMS = 6

@@ -28,6 +28,8 @@ from torch.nn import functional as F
 
 from sightline import results
 from sightline.inference.doubts import OneLabel, SeveralLabels
+from sightline.inference.findings import classes_found, labels_found, labels_of
+from sightline.inference.predictions import Predictions
 from sightline.metrics.average_precision import AveragePrecision, binary_loss
 from sightline.metrics.topk import TopK
 from sightline.parts import (
@@ -45,9 +47,7 @@ from sightline.parts import (
     SeenSample,
     Task,
 )
-from sightline.report.beside import image_alone
-from sightline.report.findings import classes_found, labels_found, labels_of
-from sightline.report.predictions import Predictions
+from sightline.report.tiles import image_alone
 from sightline.tasks.config import ClassificationConfig
 
 

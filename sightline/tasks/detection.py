@@ -19,6 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from sightline import results
 from sightline.boxes import decode
 from sightline.export.nms_in_graph import best_boxes_in_graph
+from sightline.inference.findings import boxes_found, true_boxes
+from sightline.inference.predictions import Predictions
 from sightline.metrics.coco_map import CocoMap
 from sightline.parts import (
     Batch,
@@ -33,9 +35,7 @@ from sightline.parts import (
     SeenSample,
     Task,
 )
-from sightline.report.beside import boxes_beside
-from sightline.report.findings import boxes_found, true_boxes
-from sightline.report.predictions import Predictions
+from sightline.report.tiles import boxes_beside
 from sightline.tasks.config import DetectionConfig
 from sightline.tasks.matching import hard_negatives, match
 from sightline.tasks.nms import best_boxes

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sightline import results
+from sightline.inference.mask_files import MaskPredictions, shares_of
 from sightline.metrics.dice import soft_sums
 from sightline.metrics.iou import MeanIou, mean_dice_loss
 from sightline.parts import (
@@ -29,8 +30,7 @@ from sightline.parts import (
     SeenSample,
     Task,
 )
-from sightline.report.beside import mask_colours, masks_beside, picture
-from sightline.report.masks import MaskPredictions, shares_of
+from sightline.report.tiles import mask_colours, masks_beside, picture
 from sightline.tasks.config import MaskConfig
 from sightline.tasks.sliding_window import sliding_window
 

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sightline import results
 from sightline.errors import UsageError
+from sightline.inference.volume_files import VolumePredictions, mask_of, probabilities, scores_of_row
 from sightline.metrics.dice import Dice, dice_loss, soft_sums, within
 from sightline.parts import (
     Batch,
@@ -33,8 +34,7 @@ from sightline.parts import (
     SeenSample,
     Task,
 )
-from sightline.report.beside import mask_colours, masks_beside
-from sightline.report.volumes import VolumePredictions, mask_of, probabilities, scores_of_row
+from sightline.report.tiles import mask_colours, masks_beside
 from sightline.tasks.config import SegmentationConfig
 from sightline.tasks.sliding_window import sliding_window
 

@@ -325,7 +325,7 @@ import dataclasses
 
 import torch
 from sightline.recipes import demo_classification
-from sightline.report.findings import boxes_found
+from sightline.inference.findings import boxes_found
 from sightline.tasks.classification import Classification
 
 

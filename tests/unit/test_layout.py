@@ -307,7 +307,7 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
     ],
     parts_know_nothing_concrete: [
         ("sightline/parts.py", "from sightline.data.check.images import Report"),
-        ("sightline/parts.py", "def f():\n    from sightline.report.predictions import Predictions"),
+        ("sightline/parts.py", "def f():\n    from sightline.inference.predictions import Predictions"),
     ],
     models_and_data_stand_below: [
         ("sightline/models/unet.py", "import sightline.train.step"),

@@ -5,10 +5,10 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from sightline.drawing.findings import GROUND, colour_of
+from sightline.drawing.slices import outline_colour
 from sightline.parts import DataSpec, Finding, SeenSample
-from sightline.report.draw import GROUND, colour_of
 from sightline.report.samples import Drawn, pixels_of, sheet
-from sightline.report.slices import outline_colour
 from sightline.tasks.classification import Classification, MultiLabel
 from sightline.tasks.detection import Detection
 from sightline.tasks.segmentation import Segmentation

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from sightline.errors import UsageError
 from sightline.hardware.world import World
 from sightline.parts import DataSpec
-from sightline.report.beside import masks_beside
+from sightline.report.tiles import masks_beside
 from sightline.tasks.segmentation import Segmentation
 
 CPU = torch.device("cpu")

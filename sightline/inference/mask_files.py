@@ -14,10 +14,10 @@ from PIL import Image
 from sightline.data.inputs import as_channels, decode_given, read_bytes
 from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import MASK, case_name
+from sightline.drawing.slices import Look, grey_tile, outlined_image
 from sightline.errors import BadSample, UsageError
+from sightline.inference.predictions import ResultFolder, TableRow
 from sightline.parts import Batch, DataSpec, PredictJob
-from sightline.report.predictions import ResultFolder, TableRow
-from sightline.report.slices import Look, grey_tile, outlined_image
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,10 +6,10 @@ import io
 import numpy as np
 from PIL import Image
 
+from sightline.drawing.findings import colour_of
+from sightline.drawing.slices import outline_colour
 from sightline.parts import DataSpec, Finding
-from sightline.report.beside import BOXES_SIDE, boxes_beside, image_alone, mask_colours, masks_beside
-from sightline.report.draw import colour_of
-from sightline.report.slices import outline_colour
+from sightline.report.tiles import BOXES_SIDE, boxes_beside, image_alone, mask_colours, masks_beside
 
 SPEC = DataSpec(("cat", "dog"), 3, (8, 8), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), (1, 2))
 

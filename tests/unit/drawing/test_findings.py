@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from sightline.drawing.findings import LARGEST, SMALLEST, colour_of, draw, luminance
 from sightline.parts import Finding
-from sightline.report.draw import LARGEST, SMALLEST, colour_of, draw, luminance
 
 GREY = np.full((375, 500, 3), 128, np.uint8)
 

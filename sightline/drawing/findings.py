@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
+from sightline.drawing.letters import Letters, letters_of
 from sightline.parts import Finding
-from sightline.report.letters import Letters, letters_of
 
 # A photo of a camera is cut down to what a screen shows; a thumbnail is enlarged until text fits beside it.
 LARGEST = 1600

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from sightline.report import letters as fonts
-from sightline.report.letters import OWN, Letters, fonts_here, letters_of
+from sightline.drawing import letters as fonts
+from sightline.drawing.letters import OWN, Letters, fonts_here, letters_of
 
 ALONE = Letters(24, files=())  # Pillow's font, which has ASCII only
 

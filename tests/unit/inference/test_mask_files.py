@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from sightline.errors import UsageError
+from sightline.inference.mask_files import MaskPredictions, as_stored
 from sightline.parts import DataSpec, PredictJob, PredictOptions
-from sightline.report.masks import MaskPredictions, as_stored
 
 CLASSES = ("ground", "road", "car")
 

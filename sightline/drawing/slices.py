@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 
-from sightline.report.draw import GROUND, TEXT, Colour, colour_of, fitting
-from sightline.report.letters import Letters, letters_of
+from sightline.drawing.findings import GROUND, TEXT, Colour, colour_of, fitting
+from sightline.drawing.letters import Letters, letters_of
 
 SLICES = 8
 COLUMNS = 4

@@ -27,10 +27,10 @@ from sightline.data.volumes.files import (
 )
 from sightline.data.volumes.geometry import Geometry, Triple, to_original
 from sightline.data.volumes.inputs import is_flat, scan_of
+from sightline.drawing.slices import Look, contact_sheet, grey_tile, millilitres, outline_colour, outlined_image
 from sightline.errors import BadSample, UsageError
+from sightline.inference.predictions import ResultFolder, TableRow
 from sightline.parts import Batch, DataSpec, PredictJob
-from sightline.report.predictions import ResultFolder, TableRow
-from sightline.report.slices import Look, contact_sheet, grey_tile, millilitres, outline_colour, outlined_image
 
 if TYPE_CHECKING:
     from torch import Tensor

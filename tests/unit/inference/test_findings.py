@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.inference.findings import boxes_found, classes_found
 from sightline.parts import DataSpec, Finding
-from sightline.report.findings import boxes_found, classes_found
 
 SPEC = DataSpec(("ant", "bee", "cat"), 3, (8, 8), (0.5,) * 3, (0.2,) * 3)
 

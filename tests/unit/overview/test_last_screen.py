@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.runs import ending
+from sightline.overview import last_screen
 
 CONFUSED = {
     "epoch": 5,
@@ -50,7 +50,7 @@ def test_a_classifier():
     last = CONFUSED | {"epoch": 10, "step": 450, "values": {"top1": 0.4298, "samples": 170.0}}
     bad = [{"feed": "train", "index": 1, "name": "a.jpg", "reason": "cut off"}]
     bad += [bad[0], {"feed": "val", "index": 1, "name": "a.jpg", "reason": "cut off"}]  # the first again, by a restart
-    text = ending.as_text(write(Path("my runs/one"), CONFUSED, last, bad), "ckpt-00000225")
+    text = last_screen.as_text(write(Path("my runs/one"), CONFUSED, last, bad), "ckpt-00000225")
     lines = text.splitlines()
     assert lines == [
         "finished: best top1 0.4545 at epoch 5; last 0.4298 at epoch 10",
@@ -73,7 +73,7 @@ def test_a_classifier():
 def test_a_detector_and_a_segmentation():
     boxes = [{"class": name, "ap": ap, "ap50": 0.5, "truths": 7} for name, ap in (("a", 0.3), ("b", 0.1), ("c", 0.2))]
     found = {"epoch": 1, "step": 4, "values": {"ap": 0.2, "samples": 9.0}, "tables": {"classes": boxes}, "worst": []}
-    lines = ending.as_text(write(Path("ssd"), found), "ckpt-00000004").splitlines()
+    lines = last_screen.as_text(write(Path("ssd"), found), "ckpt-00000004").splitlines()
     assert lines[0] == "finished: best ap 0.2000 at epoch 1"
     assert [line.split()[-5:] for line in lines[2:5]] == [
         [name, "ap", ap, "7", "objects"] for name, ap in (("b", "0.1000"), ("c", "0.2000"), ("a", "0.3000"))
@@ -81,37 +81,37 @@ def test_a_detector_and_a_segmentation():
     assert lines[-1] == "  sightline predict ssd IMAGE" and "predicted as" not in "\n".join(lines)
     organs = [{"class": "liver", "label": "L1", "dice": 0.9}, {"class": "spleen", "label": "L2", "dice": 1.0}]
     found |= {"values": {"dice": 0.95, "samples": 9.0, "skipped": 1.0}, "tables": {"classes": organs}}
-    lines = ending.as_text(write(Path("unet"), found), "ckpt-00000004").splitlines()
+    lines = last_screen.as_text(write(Path("unet"), found), "ckpt-00000004").splitlines()
     assert lines[2] == "worst classes:  liver  dice 0.9000" and "spleen" not in "\n".join(lines)
     assert lines[3].startswith("skipped:        1 sample, listed in ")
 
 
 def test_the_image_to_predict_is_named_from_here():
     worst = [{"index": 3, "name": "cat/3.jpg", "path": os.path.join(os.getcwd(), "pets", "3.jpg")}]
-    text = ending.as_text(write(Path("run"), CONFUSED | {"worst": worst}), "ckpt-00000225", "my recipe.py")
+    text = last_screen.as_text(write(Path("run"), CONFUSED | {"worst": worst}), "ckpt-00000225", "my recipe.py")
     assert text.endswith("  sightline predict run pets/3.jpg --recipe 'my recipe.py'")
     assert "  sightline evaluate run --recipe 'my recipe.py'\n" in text
 
 
 def test_the_command_for_a_test_split_is_named_where_there_is_one():
-    text = ending.as_text(write(Path("run"), CONFUSED), "ckpt-00000225", "mine.py", has_test=True)
+    text = last_screen.as_text(write(Path("run"), CONFUSED), "ckpt-00000225", "mine.py", has_test=True)
     commands = ["evaluate run", "evaluate run --split test"]
     assert text.splitlines()[-3:-1] == [f"  sightline {command} --recipe mine.py" for command in commands]
 
 
 def test_a_folder_that_looks_like_a_flag_is_none():
     write(Path("-x"), CONFUSED)
-    assert "  sightline evaluate ./-x\n" in ending.as_text(Path("-x"), "ckpt-00000225")
+    assert "  sightline evaluate ./-x\n" in last_screen.as_text(Path("-x"), "ckpt-00000225")
 
 
 def test_where_no_score_was_a_number_none_is_called_best():
     folder = write(Path("run"), CONFUSED | {"values": {"top1": None, "samples": 170.0}})
     (folder / "scores-best.json").unlink()
-    assert ending.as_text(folder, "ckpt-00000225").startswith("finished: top1 - at epoch 5\n")
+    assert last_screen.as_text(folder, "ckpt-00000225").startswith("finished: top1 - at epoch 5\n")
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"values": 1'])
 def test_a_run_without_scores_is_finished_all_the_same(tmp_path: Path, content: str | None):
     if content is not None:
         (tmp_path / "scores-best.json").write_text(content)
-    assert ending.as_text(Path("."), "ckpt-00000225") == "finished: not evaluated; results are in ."
+    assert last_screen.as_text(Path("."), "ckpt-00000225") == "finished: not evaluated; results are in ."

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from sightline.report.slices import TILE, Look, contact_sheet, outline_colour, outlined_image, shown_slices
+from sightline.drawing.slices import TILE, Look, contact_sheet, outline_colour, outlined_image, shown_slices
 
 CLASSES = ("background", "one", "two")
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # as scanners store it: rows begin at the front, columns at the right

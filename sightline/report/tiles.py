@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from sightline.drawing.findings import draw_boxes
+from sightline.drawing.slices import grey_tile, outline_colour
 from sightline.parts import DataSpec, Drawing, Finding
-from sightline.report.draw import draw_boxes
-from sightline.report.slices import grey_tile, outline_colour
 
 IMAGE_SIDE = 200  # longer side in pixels, of an image alone
 BOXES_SIDE = 320  # of one with boxes

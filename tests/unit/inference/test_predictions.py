@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.report.predictions import _drawing_names
+from sightline.inference.predictions import _drawing_names
 
 
 @pytest.mark.parametrize(
