@@ -39,6 +39,7 @@ from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
 from sightline.recipe.recipe import PARTS, Recipe, Run
 from sightline.recipe.resolve import Resolved
+from sightline.report.live import LivePage
 from sightline.report.refresh import write_if_possible
 from sightline.results import (
     Classification,
@@ -161,13 +162,13 @@ def train(
         for line in resolved.lines:
             terminal.say_if_read(line)
     with as_before(Path(resolved.run.out or f"runs/{resolved.recipe.name}")):
-        return train_here(resolved.recipe, resolved.run, loggers, report, resolved.facts)
+        return train_here(resolved.recipe, resolved.run, loggers, LivePage if report else None, resolved.facts)
 
 
 @_called()
 def train_resolved(resolved: Resolved) -> TrainResult:
     """Train what a command line was resolved to."""
-    return train_here(resolved.recipe, resolved.run, facts=resolved.facts)
+    return train_here(resolved.recipe, resolved.run, page=LivePage, facts=resolved.facts)
 
 
 @_called()
@@ -189,7 +190,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         recipe = start.with_batch_of(recipe, dataclasses.replace(run, out=str(folder / "fold-0")))
         data = recipe.data
         one = recipe.decided({"data.fold": fold}, "one run per fold")
-        train_here(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log))
+        train_here(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log), page=LivePage)
         rows.append(folds.read_fold(folder / name, fold, recipe.task.headline))
         gc.collect()  # captured graphs and the last network hold memory that the next one needs
         torch.compiler.reset()  # else the next network counts as one recompilation too many of the last

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,15 +19,14 @@ from sightline.errors import Diverged, Interrupted
 from sightline.files.typed_json import read_json
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset, Scores
+from sightline.parts import NOTHING_OPENED, DataFacts, Dataset, Scores
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
-from sightline.report.data_facts import keep_facts
-from sightline.report.worst import draw_worst
 from sightline.results import TrainResult
 from sightline.runs.environment import environment
 from sightline.runs.folder import MAX_SCORES_BYTES, SCORES
 from sightline.runs.log import RunLog
+from sightline.runs.page import Shown
 from sightline.runs.screen import RunSize
 from sightline.train import longer, memory
 from sightline.train.bad_steps import BadSteps
@@ -98,7 +96,8 @@ def train(
             log.warn(text)
         size = RunSize(cfg.epochs, steps, length.steps_per_epoch, is_limit=bool(cfg.patience))
         meter = Meter(loader, device, world, steps)
-        log.draw = partial(draw_worst, saver.best_model, recipe, bound["val"], evaluated.local_batch, device)
+        at_once = evaluated.local_batch
+        log.show(Shown(recipe, sets, bound["train"], order, bound["val"], at_once, device, saver.best_model))
         first_loss, explained = 0.0, ""
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
@@ -168,7 +167,7 @@ def train(
                 progress.epoch = epochs_done
                 over = _why_over(recipe, progress, epochs_done, length)
                 saver.save_epoch(bool(over))
-                _keep_facts(recipe, sets, bound["train"], order, log, bool(over))
+                log.keep_facts(bool(over))  # after an epoch, so that no step waits for it
                 _refuse_diverged(recipe, progress)
                 meter.start_epoch()
             total = {**state.stopwatch.read(), **meter.read_start()}
@@ -227,14 +226,6 @@ def _write_facts(
     for name, text in data.kept.items():
         if not resumed or not (log.folder.path / name).exists():
             log.folder.write(name, text, durable=True)  # the next start reads it
-
-
-def _keep_facts(
-    recipe: Recipe, sets: Mapping[str, Dataset], bound: Bound, order: TrainOrder, log: RunLog, is_over: bool
-) -> None:
-    """Count and draw the data once, for the report; after an epoch, so that no step waits for it."""
-    if log.wants_facts(is_over) and (why := keep_facts(log.folder.path, recipe, sets, bound, order)):
-        log.warn(why)
 
 
 def _at_its_epoch(progress: TrainProgress, length: RunLength) -> TrainProgress:

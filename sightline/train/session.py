@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sightline import terminal
@@ -18,12 +18,12 @@ from sightline.hardware.watchdog import Watchdog
 from sightline.parts import NOTHING_OPENED, DataFacts
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
-from sightline.report.refresh import write_if_possible
 from sightline.results import TrainResult
 from sightline.runs import attempts
 from sightline.runs.benchmark_log import BenchmarkLog
 from sightline.runs.log import RunLog
 from sightline.runs.loggers import Logger, TensorBoard
+from sightline.runs.page import Page
 from sightline.runs.screen import Screen
 from sightline.train import loop, memory, start
 
@@ -32,12 +32,12 @@ def train_here(
     recipe: Recipe,
     run: Run,
     loggers: Sequence[Logger] = (),
-    report: bool = True,
+    page: Callable[[Path], Page] | None = None,
     facts: DataFacts = NOTHING_OPENED,
 ) -> TrainResult:
-    """Train on this process's device, together with the other ranks if a launcher started several, and write the
-    report. `facts` hold the data that were opened on the way."""
-    folder, report = Path(run.out or f"runs/{recipe.name}"), report and run.report == "auto"
+    """Train on this process's device, together with the other ranks if a launcher started several; `page`
+    makes the page of the run. `facts` hold the data that were opened on the way."""
+    folder, page = Path(run.out or f"runs/{recipe.name}"), page if run.report == "auto" else None
     refuse_among_data(folder, str(getattr(recipe.data, "path", "")), recipe.data.file_suffixes)
     recipe, run = store.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
     attempt = attempts.detect()
@@ -46,7 +46,7 @@ def train_here(
     # Before the folder is claimed: where the package is missing, the run stays as it was.
     board = [TensorBoard(run.tensorboard_every_steps)] if run.tensorboard and here.is_main else []
     screen, rank_logs = Screen(run.progress, here.rank, run.rank_output), Path(run.rank_logs) if run.rank_logs else None
-    log = RunLog(folder, screen, here.rank, attempt, has_report=report, rank_logs=rank_logs)
+    log = RunLog(folder, screen, here.rank, attempt, page=page, rank_logs=rank_logs)
     for logger in (*board, *loggers):
         log.add_logger(logger)
     code, reason = 1, "crashed"
@@ -100,8 +100,8 @@ def train_here(
         if watchdog:
             watchdog.tell_end(code, reason)
         here.close(is_lost=code == PeerLost.exit_code)
-        if report and here.is_main and (log.has_started or code == 0):
-            write_if_possible([folder])
+        if log.page and (log.has_started or code == 0):
+            log.page.ended()
         if unwritten:
             raise unwritten
 
