@@ -39,6 +39,7 @@ from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
 from sightline.recipe.recipe import PARTS, Recipe, Run
 from sightline.recipe.resolve import Resolved
+from sightline.report import inline as _shows_results  # noqa: F401  # in notebooks
 from sightline.report.live import LivePage
 from sightline.report.refresh import write_if_possible
 from sightline.results import (
