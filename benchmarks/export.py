@@ -29,6 +29,7 @@ from sightline.engine import checkpoint
 from sightline.engine.model import build_model
 from sightline.engine.progress import TrainProgress
 from sightline.export import formats
+from sightline.export.by_task import outputs_of
 from sightline.export.run import ExportOptions, export
 from sightline.export.served import Served
 from sightline.hardware import devices
@@ -136,7 +137,7 @@ def main() -> None:
     rows = []
     for name in args.recipes:
         with tempfile.TemporaryDirectory() as folder:
-            flags = [LOW_THRESHOLD] if config.load(name, [])[0].task.decodes else []
+            flags = [LOW_THRESHOLD] if outputs_of(config.load(name, [])[0].task).decodes else []
             for format_name in args.formats:
                 rows.append(measure(name, format_name, args.batches, Path(folder), flags))
                 print(json.dumps(rows[-1]), flush=True)

@@ -7,6 +7,7 @@ a network that has learnt the data by heart is next to 1.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +16,26 @@ import torch
 from torch import Tensor
 
 from sightline.errors import UsageError
-from sightline.parts import Batch, DataSpec, Doubts
+from sightline.parts import Batch, DataSpec, Task
+from sightline.tasks.config import ClassificationConfig
 
 SURE = 0.75
 MOST_BYTES = 2**31  # of the probabilities of several labels per image
+
+
+class Doubts(ABC):
+    """Samples of a split whose labels the predictions contradict."""
+
+    count = 0  # samples that were looked at, once `rows` was called
+    unsure: tuple[str, ...] = ()  # classes that the network mostly gets wrong, so that its doubts say little
+
+    @abstractmethod
+    def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
+        """Look at a batch."""
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, Any]]:
+        """Return index, class, predicted, confidence and label_confidence of each such sample."""
 
 
 class OneLabel(Doubts):
@@ -54,6 +71,13 @@ class OneLabel(Doubts):
             }
             for index, given, other, of_label, top in doubted.tolist()
         ]
+
+
+def doubts_of(task: Task, spec: DataSpec, samples: int) -> Doubts:
+    """Return what collects doubts about labels as the data have them; UsageError for a task of another kind."""
+    if not isinstance(task, ClassificationConfig):
+        raise UsageError(f"{type(task).__name__} is no classification, so its labels cannot be checked against a run")
+    return SeveralLabels(spec, samples) if spec.multi_label else OneLabel(spec)
 
 
 def mean_of_class(label: np.ndarray, values: np.ndarray, classes: int) -> np.ndarray:

@@ -17,7 +17,8 @@ from sightline.data.volumes.files import MASK, case_name
 from sightline.drawing.slices import Look, grey_tile, outlined_image
 from sightline.errors import BadSample, UsageError
 from sightline.inference.predictions import ResultFolder, TableRow
-from sightline.parts import Batch, DataSpec, PredictJob
+from sightline.inference.reporter import PredictJob
+from sightline.parts import Batch, DataSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

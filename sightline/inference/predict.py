@@ -26,10 +26,13 @@ from sightline.errors import BadData, DiskError, Interrupted, UsageError, first_
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
+from sightline.inference.by_task import reporter as reporter_of
+from sightline.inference.by_task import results
 from sightline.inference.checkpoints import Trained
 from sightline.inference.predictions import DOCUMENT, TABLE, ResultFolder
+from sightline.inference.reporter import PredictJob
 from sightline.inference.shares import Share, shared
-from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictJob, PredictOptions, Task
+from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictOptions, Task
 from sightline.recipe.flags import Given
 from sightline.recipe.recipe import Recipe, Run
 from sightline.results import Drawable, Origin, Predictions
@@ -101,7 +104,7 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         share = Share(engine.world, engine.run.timeout_s, log.say)
-        reporter = share.checked(task.reporter(PredictJob(folder, files, engine.spec, options, share.say)))
+        reporter = share.checked(reporter_of(task, PredictJob(folder, files, engine.spec, options, share.say)))
         model = engine.build().eval()
 
         def watch(at: int, total: int) -> None:
@@ -208,7 +211,7 @@ class _Objects:
     def __init__(self, task: Task, spec: DataSpec, options: PredictOptions):
         self.by_name: dict[str, Prediction] = {}
         self.unreadable: dict[str, str] = {}
-        self._read = lambda names, outputs, batch: task.results(names, outputs, batch, spec, options)
+        self._read = lambda names, outputs, batch: results(task, names, outputs, batch, spec, options)
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         self.by_name |= {each.file: each for each in self._read(names, predictions, batch)}

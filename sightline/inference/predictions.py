@@ -16,7 +16,8 @@ from sightline.data.inputs import read_bytes
 from sightline.drawing.findings import draw
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.whole import write_whole
-from sightline.parts import Batch, DataSpec, Finding, PredictJob, Reporter
+from sightline.inference.reporter import PredictJob, Reporter
+from sightline.parts import Batch, DataSpec, Finding
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,7 +26,7 @@ from sightline.hardware import world
 from sightline.hardware.world import CONNECT_TIMEOUT, World
 from sightline.inference.checkpoints import Trained
 from sightline.inference.predictions import ResultFolder
-from sightline.parts import Reporter
+from sightline.inference.reporter import Reporter
 
 BEAT_S = 1.0
 POLL_S = 0.02

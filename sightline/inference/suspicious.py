@@ -15,7 +15,8 @@ from sightline.errors import BadData, UsageError, first_of
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.whole import replace_text
 from sightline.inference.checkpoints import Trained, loading
-from sightline.parts import SPLITS, Doubts, Split
+from sightline.inference.doubts import Doubts, doubts_of
+from sightline.parts import SPLITS, Split
 from sightline.recipe.flags import Given
 from sightline.runs.folder import SUSPICIOUS
 from sightline.runs.screen import as_score
@@ -56,7 +57,7 @@ def _of_split(trained: Trained, split: Split, folder: Path) -> tuple[list[dict[s
     if dataset.spec != trained.spec:
         raise BadData(f"the {split} data do not fit {trained.path}: other classes or sizes; give those of the run")
     task = recipe.task.build()
-    doubts = task.doubts(dataset.spec, len(dataset))
+    doubts = doubts_of(task, dataset.spec, len(dataset))
     model = trained.build().eval()
     with loading(recipe, trained.run, trained.device, trained.world, dataset, folder) as (_, bound, loader, log):
         total = loader.feeds["val"].order.steps_per_epoch

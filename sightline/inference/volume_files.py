@@ -30,7 +30,8 @@ from sightline.data.volumes.inputs import is_flat, scan_of
 from sightline.drawing.slices import Look, contact_sheet, grey_tile, millilitres, outline_colour, outlined_image
 from sightline.errors import BadSample, UsageError
 from sightline.inference.predictions import ResultFolder, TableRow
-from sightline.parts import Batch, DataSpec, PredictJob
+from sightline.inference.reporter import PredictJob
+from sightline.parts import Batch, DataSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

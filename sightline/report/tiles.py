@@ -1,6 +1,6 @@
 """Tiles of one sample to look at beside each other: the image, its truth, what was predicted. For the report.
 
-Tasks draw the most wrong samples of an evaluation with it; numbers come from batches as the network saw them.
+by_task.py draws the most wrong samples of an evaluation with it; numbers come from batches as the network saw them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from PIL import Image
 
 from sightline.drawing.findings import draw_boxes
 from sightline.drawing.slices import grey_tile, outline_colour
-from sightline.parts import DataSpec, Drawing, Finding
+from sightline.parts import DataSpec, Finding
 
+Drawing = dict[str, str]  # what a tile shows ("truth") -> base64 of a JPEG
 IMAGE_SIDE = 200  # longer side in pixels, of an image alone
 BOXES_SIDE = 320  # of one with boxes
 LETTERS = 12  # pixels of the names of boxes

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from sightline.errors import BadSample
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
-from sightline.parts import Arrays, Bound, Drawing, Scores
+from sightline.parts import Arrays, Bound, Scores
 from sightline.recipe.recipe import Recipe
+from sightline.report.by_task import tiles
+from sightline.report.tiles import Drawing
 
 
 @torch.inference_mode()
@@ -35,6 +37,7 @@ def draw_worst(
         except BadSample:  # changed since it was evaluated
             continue
     drawings: dict[int, Drawing] = {}
+    colours: dict[str, str] = {}
     indices = list(loaded)
     for start in range(0, len(indices), local_batch):
         part = indices[start : start + local_batch]
@@ -48,8 +51,10 @@ def draw_worst(
             with autocast(device, precision):
                 return task.predict(model(), {**batch, "image": image})
 
-        drawings |= dict(zip(part, task.draw(batch, predict, spec, len(part)), strict=True))
-    return {"drawings": {str(index): tiles for index, tiles in drawings.items()}, "colours": task.drawn_colours(spec)}
+        made = tiles(task, batch, predict, spec, len(part))
+        drawings |= dict(zip(part, made.drawings, strict=True))
+        colours |= made.colours
+    return {"drawings": {str(index): drawing for index, drawing in drawings.items()}, "colours": colours}
 
 
 def _stacked(bound: Bound, samples: list[Arrays], indices: list[int], device: Device) -> dict[str, Tensor]:

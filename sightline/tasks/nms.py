@@ -9,9 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sightline.boxes import iou
+from sightline.boxes import decode, iou
+from sightline.tasks.config import DetectionConfig
 
 Suppress = Callable[[Tensor, Tensor, float], Tensor]
+BestBoxes = Callable[[Tensor, Tensor, float, float, int, int], tuple[Tensor, Tensor, Tensor]]
+
+
+def boxes_of(
+    task: DetectionConfig, logits: Tensor, offsets: Tensor, anchors: Tensor, choose: BestBoxes | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return boxes, scores and labels as `best_boxes` does, from the answer of a detector. `choose` replaces it."""
+    scores = logits.float().softmax(2)[..., 1:]  # (batch, anchors, classes)
+    boxes = decode(offsets.float(), anchors)
+    return (choose or best_boxes)(boxes, scores, task.score_threshold, task.nms_iou, task.candidates, task.per_image)
 
 
 def best_boxes(

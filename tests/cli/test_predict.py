@@ -325,7 +325,8 @@ import dataclasses
 
 import torch
 from sightline.recipes import demo_classification
-from sightline.inference.findings import boxes_found
+from sightline.inference.by_task import boxes_in, reporter
+from sightline.inference.predictions import Predictions
 from sightline.tasks.classification import Classification
 
 
@@ -338,8 +339,10 @@ class Boxes(Classification):
         found = {"boxes": boxes, "scores": scores, "labels": labels}
         return {name: torch.stack([value] * count) for name, value in found.items()}
 
-    def findings(self, predictions, spec, top, threshold):
-        return boxes_found(**predictions, spec=spec, top=top or 20, threshold=0.3 if threshold is None else threshold)
+
+@reporter.register(Boxes)
+def boxes_in_files(task, job):
+    return Predictions(boxes_in, job)
 
 
 def recipe():

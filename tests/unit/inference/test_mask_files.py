@@ -11,7 +11,8 @@ from PIL import Image
 
 from sightline.errors import UsageError
 from sightline.inference.mask_files import MaskPredictions, as_stored
-from sightline.parts import DataSpec, PredictJob, PredictOptions
+from sightline.inference.reporter import PredictJob
+from sightline.parts import DataSpec, PredictOptions
 
 CLASSES = ("ground", "road", "car")
 

@@ -14,8 +14,9 @@ from sightline.data.formats.nifti import read_scan
 from sightline.data.volumes.geometry import prepare_image, prepare_label
 from sightline.data.volumes.inputs import VolumeFiles
 from sightline.errors import UsageError
+from sightline.inference.reporter import PredictJob
 from sightline.inference.volume_files import VolumePredictions
-from sightline.parts import DataSpec, PredictJob, PredictOptions
+from sightline.parts import DataSpec, PredictOptions
 
 CLASSES = ("background", "one", "two")
 FLAT = DataSpec(CLASSES, 1, (16, 16), (), (), spacing=(1.0, 1.0))
