@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sightline.data.split_fields import SplitFields
 from sightline.parts import SPLITS, DataConfig, DataFacts, Dataset, Split
@@ -65,3 +65,11 @@ class ImageData(SplitFields, DataConfig):
         from sightline.data import facts
 
         return facts.of_images(self, run, typed, self.source_opener())  # type: ignore[arg-type]
+
+
+class SquareData(ImageData):
+    """Images that become squares, which a device may decode, or keep decoded."""
+
+    path: str
+    cache: Literal["auto", "off", "ram", "gpu"]
+    decoder: Literal["auto", "cpu", "gpu"]
