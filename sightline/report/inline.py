@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image
 
 from sightline.data.decode import decode_rgb
-from sightline.data.inputs import as_pixels, read_bytes
+from sightline.data.inputs import as_pixels
 from sightline.errors import SightlineError, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.parts import Finding, Prediction
 from sightline.report.beside import as_jpeg
 from sightline.report.curves import charts

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from sightline.data.inputs import as_channels, decode_given, read_bytes
+from sightline.data.inputs import as_channels, decode_given
 from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import MASK, case_name
 from sightline.errors import BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.parts import Batch, DataSpec, PredictJob
 from sightline.report.predictions import ResultFolder, TableRow
 from sightline.report.slices import Look, grey_tile, outlined_image

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.inputs import read_bytes
 from sightline.errors import BadData, BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.files.whole import write_whole
 from sightline.parts import Batch, DataSpec, Finding, PredictJob, Reporter
 from sightline.report.draw import draw

@@ -16,7 +16,7 @@ from sightline.data import counts
 from sightline.data.augment.classification import normalize
 from sightline.data.augment.masks import Augmentation
 from sightline.data.image_feed import ImageSplit
-from sightline.data.inputs import Files, as_channels, decode_given, read_bytes
+from sightline.data.inputs import Files, as_channels, decode_given
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import SIDES, ImageCache
 from sightline.data.masks.config import MaskData
@@ -25,6 +25,7 @@ from sightline.data.sources import IGNORED, MaskSource, Opener, open_masks, spre
 from sightline.data.sources.layouts import ALL
 from sightline.data.sources.mask_images import peek
 from sightline.errors import BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.hardware.devices import Device
 from sightline.parts import Arrays, Batch, Bound, DataSpec, Layout, Split, SplitFacts
 

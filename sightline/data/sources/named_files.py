@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.decode import decode_rgb, decoded_shape
-from sightline.data.inputs import Files, as_pixels, read_bytes
+from sightline.data.inputs import Files, as_pixels
 from sightline.data.sources import BoxSource, Objects, Sample, Source
+from sightline.files.image_bytes import read_bytes
 
 
 class FilesSource(Source):
