@@ -13,7 +13,7 @@ from PIL import Image
 from sightline import terminal
 from sightline.data.decode import decode_channels, decode_rgb, is_grey, pixels_of, read_header
 from sightline.data.sources.layouts import IMAGES, counted, suffix_of
-from sightline.data.volumes.folders import images_beside_labels
+from sightline.data.volumes.layouts import images_beside_labels
 from sightline.errors import BadSample, UsageError
 
 Files = Mapping[str, Path | np.ndarray | Image.Image]  # images and volumes to predict, by the names that results carry

@@ -37,7 +37,7 @@ from sightline.data.formats import records
 from sightline.data.loading.static import StaticDataset
 from sightline.data.prepare import imagenet
 from sightline.data.sources import index_files, open_boxes, open_masks, table, tar, tfrecord
-from sightline.data.volumes import decathlon, raw
+from sightline.data.volumes import decathlon, layouts
 from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
 from sightline.files import archive, download
@@ -393,7 +393,7 @@ def read_raw(place: Path, data: bytes) -> None:
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).touch()
     (place / "dataset.json").write_bytes(data)
-    raw.read_raw(place)
+    layouts.read_raw(place)
 
 
 def table_seeds() -> list[bytes]:

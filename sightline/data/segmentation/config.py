@@ -136,7 +136,7 @@ class SegmentationData(SegmentationFields, DataConfig):
 
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
         """Find the volumes of the val split in the folder that they were prepared from."""
-        from sightline.data.volumes.raw import labelled_files
+        from sightline.data.volumes.layouts import labelled_files
 
         source = self.source("val")
         return labelled_files([source.name(index) for index in range(len(source))], folder)
@@ -144,7 +144,7 @@ class SegmentationData(SegmentationFields, DataConfig):
     def source(self, split: Split) -> VolumeSource:
         """Open the volumes on disk; they must belong to the declared task."""
         from sightline.data.sources import open_volumes
-        from sightline.data.volumes.raw import are_images, describe_raw, find_raw, remedy
+        from sightline.data.volumes.layouts import are_images, describe_raw, find_raw, remedy
 
         if (Path(self.path) / decathlon.PLAN).is_file():
             self._check_plan(decathlon.read_plan(Path(self.path)))
