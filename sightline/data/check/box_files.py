@@ -13,7 +13,7 @@ from sightline.data.check.images import Report
 from sightline.data.formats.coco import Instances, Wrong, read_instances
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, voc, yolo, yolo_places
 from sightline.data.sources.box_images import drawn, kind_described
-from sightline.data.sources.coco_places import Files, places
+from sightline.data.sources.coco import Files, places
 from sightline.data.sources.layouts import SPLITS, Layout
 from sightline.errors import BadData
 from sightline.files.json_lists import BLOCK
