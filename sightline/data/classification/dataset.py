@@ -10,11 +10,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from sightline.data import counts, decoder_choice
+from sightline.data import counts
 from sightline.data.augment import batched
 from sightline.data.augment.classification import Augmentation, Params
 from sightline.data.classification.config import ClassificationData
 from sightline.data.decode import decode_rgb, read_header
+from sightline.data.gpu import decoder_choice
 from sightline.data.image_feed import ImageFeed, StoredImage
 from sightline.data.inputs import Files
 from sightline.data.loading.cache import SAMPLED, SIDES, Form, estimated
