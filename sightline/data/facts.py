@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.data.sources import BoxSource, Images, MaskSource, Opener, SourceOptions, decathlon, folder
 from sightline.data.sources.layouts import ALL, NAMES, Layout, NoTestSplit, counted
-from sightline.data.volumes.decathlon import read_plan
+from sightline.data.volumes.plan import read_plan
 from sightline.errors import BadData, SightlineError
 from sightline.parts import SPLITS, DataFacts, Split, SplitFacts
 

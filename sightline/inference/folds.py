@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline.data.volumes.decathlon import is_plain_name
+from sightline.data.volumes.plan import is_plain_name
 from sightline.errors import BadData, UsageError
 from sightline.files.checkpoint_folder import MANIFEST, STATE, names_in
 from sightline.files.results import is_result

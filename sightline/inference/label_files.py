@@ -15,8 +15,7 @@ import numpy as np
 
 from sightline.data.inputs import list_files
 from sightline.data.volumes.files import FIRST_CHANNEL, MASK, SUFFIXES, case_name, read_label
-from sightline.data.volumes.pairs import label_of_case, labels_in
-from sightline.data.volumes.raw import label_files
+from sightline.data.volumes.layouts import label_files, label_of_case, labels_in
 from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json

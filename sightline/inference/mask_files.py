@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from sightline.data.inputs import as_channels, decode_given, read_bytes
+from sightline.data.inputs import as_channels, decode_given
 from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import MASK, case_name
 from sightline.drawing.slices import Look, grey_tile, outlined_image
 from sightline.errors import BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.inference.predictions import ResultFolder, TableRow
 from sightline.inference.reporter import PredictJob
 from sightline.parts import Batch, DataSpec

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.inputs import read_bytes
 from sightline.drawing.findings import draw
 from sightline.errors import BadData, BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.files.whole import write_whole
 from sightline.inference.reporter import PredictJob, Reporter
 from sightline.parts import Batch, DataSpec, Finding

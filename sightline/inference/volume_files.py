@@ -13,7 +13,6 @@ from PIL import Image
 
 from sightline.data.decode import decode_rgb
 from sightline.data.formats.nifti import Header, write_volume
-from sightline.data.inputs import read_bytes
 from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import (
     FIRST_CHANNEL,
@@ -29,6 +28,7 @@ from sightline.data.volumes.geometry import Geometry, Triple, to_original
 from sightline.data.volumes.inputs import is_flat, scan_of
 from sightline.drawing.slices import Look, contact_sheet, grey_tile, millilitres, outline_colour, outlined_image
 from sightline.errors import BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.inference.predictions import ResultFolder, TableRow
 from sightline.inference.reporter import PredictJob
 from sightline.parts import Batch, DataSpec

@@ -15,9 +15,10 @@ import numpy as np
 from PIL import Image
 
 from sightline.data.decode import decode_rgb
-from sightline.data.inputs import as_pixels, read_bytes
+from sightline.data.inputs import as_pixels
 from sightline.drawing.findings import draw
 from sightline.errors import SightlineError, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.inference.mask_files import drawn_in_image
 from sightline.inference.volume_files import drawn_mask
 from sightline.overview.listing import RunSummary

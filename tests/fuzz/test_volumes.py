@@ -14,7 +14,7 @@ import pytest
 
 from sightline.data.formats.nifti import read_header, read_label, read_scan
 from sightline.data.sources.decathlon import DecathlonSource
-from sightline.data.volumes.decathlon import Case, VolumePlan
+from sightline.data.volumes.plan import Case, VolumePlan
 from sightline.errors import BadSample
 from sightline.inference.label_files import compare
 from sightline.parts import DataSpec

@@ -11,9 +11,9 @@ import numpy as np
 
 from sightline.data.check.images import Report
 from sightline.data.formats.coco import Instances, Wrong, read_instances
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, voc, yolo, yolo_places
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, voc, yolo
 from sightline.data.sources.box_images import drawn, kind_described
-from sightline.data.sources.coco_places import Files, places
+from sightline.data.sources.coco import Files, places
 from sightline.data.sources.layouts import SPLITS, Layout
 from sightline.errors import BadData
 from sightline.files.json_lists import BLOCK
@@ -63,7 +63,7 @@ def _read_coco(path: str, report: Report, with_test: bool) -> tuple[Layout, dict
 
 
 def _read_yolo(path: str, report: Report, with_test: bool) -> tuple[Layout, dict[Split, Instances]]:
-    layout = yolo_places.layout_at(path)
+    layout = yolo.layout_at(path)
 
     def read(split: Split) -> Instances:
         wrong = _noting(split, report)

@@ -34,7 +34,7 @@ from sightline.data.formats.coco import (
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, coco_tfrecord, kind_of_boxes, open_boxes
 from sightline.data.sources.box_images import list_files
-from sightline.data.sources.coco_places import find, places
+from sightline.data.sources.coco import find, places
 from sightline.data.sources.layouts import IMAGES
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.typed_json import short

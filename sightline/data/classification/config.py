@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import ClassificationFields
-from sightline.data.image_data import ImageData
+from sightline.data.image_data import SquareData
 from sightline.errors import BadData, UsageError
 from sightline.parts import Dataset, DataSpec, ServedInput, Split
 from sightline.recipe.part import not_compared
@@ -24,7 +24,7 @@ BACKGROUND = "background"
 
 
 @dataclass(frozen=True)
-class ClassificationData(ClassificationFields, ImageData):
+class ClassificationData(ClassificationFields, SquareData):
     """Location of the images, and how they become the network's input."""
 
     path: str = not_compared("")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import DetectionFields
-from sightline.data.image_data import ImageData
+from sightline.data.image_data import SquareData
 from sightline.errors import UsageError
 from sightline.parts import Dataset, DataSpec, ServedInput
 from sightline.recipe.part import AtLeast, not_compared
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DetectionData(DetectionFields, ImageData):
+class DetectionData(DetectionFields, SquareData):
     """Location of the images and their boxes, and how they become the network's input."""
 
     path: str = not_compared("")

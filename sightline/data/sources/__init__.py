@@ -317,13 +317,13 @@ def _unknown(name: str, path: str, expected: str) -> str:
 
 def _of_volumes(path: Path) -> str:
     """Say what volumes lie at a path that was given for images with masks, and what reads them; "" for none."""
-    from sightline.data.volumes import raw
+    from sightline.data.volumes import layouts
 
     readers = (
         "prepare them with `sightline prepare decathlon`, then `sightline train unet2d` or `finetune_segmentation`"
     )
-    if (place := raw.find_raw(path)) is not None:
-        return f"{raw.describe_raw(place)}; {raw.remedy(place, 2)} or `sightline train finetune_segmentation`"
+    if (place := layouts.find_raw(path)) is not None:
+        return f"{layouts.describe_raw(place)}; {layouts.remedy(place, 2)} or `sightline train finetune_segmentation`"
     has_volumes = path.is_dir() and any(name.lower().endswith((".nii", ".nii.gz")) for name in os.listdir(path))
     return f"volumes in files of NIfTI, without labels beside them; {readers}" if has_volumes else ""
 

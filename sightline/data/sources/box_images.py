@@ -16,7 +16,6 @@ import numpy as np
 
 from sightline.data.contents import PathsBelow
 from sightline.data.formats.image_headers import MAX_BYTES, first_header, read_header
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations
 from sightline.data.sources.layouts import (
@@ -31,6 +30,7 @@ from sightline.data.sources.layouts import (
     validating,
 )
 from sightline.errors import BadData, BadSample
+from sightline.files.image_bytes import read_bytes
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.results import is_result
 from sightline.parts import Split

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data.contents import PathsBelow
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table, tfrecord
 from sightline.data.sources.layouts import IMAGES, Layout, Place
 from sightline.errors import BadData, first_of
+from sightline.files.image_bytes import read_bytes
 from sightline.files.results import is_result
 from sightline.parts import Split
 

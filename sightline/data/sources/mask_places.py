@@ -23,8 +23,7 @@ from sightline.data.sources.layouts import (
     subfolders,
     test_folder,
 )
-from sightline.data.volumes.folders import IMAGE_FOLDERS, LABEL_FOLDERS
-from sightline.data.volumes.pairs import LABEL_ENDS
+from sightline.data.volumes.layouts import IMAGE_FOLDERS, LABEL_ENDS, LABEL_FOLDERS
 from sightline.errors import BadData, UsageError
 from sightline.parts import Split
 

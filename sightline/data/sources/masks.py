@@ -16,7 +16,6 @@ import numpy as np
 from sightline.data.contents import PathsBelow
 from sightline.data.decode import decode_values, palette_of
 from sightline.data.formats.class_table import find_table
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, IGNORED, SourceOptions, index_files
 from sightline.data.sources.layouts import SPLITS, Layout, Place, no_test_split
 from sightline.data.sources.mask_classes import MaskClasses, decide, table_folders
@@ -25,6 +24,7 @@ from sightline.data.sources.mask_places import MaskFiles, layout_at
 from sightline.data.sources.mask_places import detect as detect
 from sightline.data.sources.mask_survey import Survey, packed_colours, survey
 from sightline.errors import BadData, BadSample, first_of
+from sightline.files.image_bytes import read_bytes
 from sightline.parts import Split
 
 _UNKNOWN = 256  # in a table of values

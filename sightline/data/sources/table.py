@@ -27,12 +27,12 @@ from sightline.data.formats.label_table import (
     read_head,
     read_table,
 )
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts, tar, tfrecord
 from sightline.data.sources.index_files import Names
 from sightline.data.sources.layouts import IMAGES, Layout, Place
 from sightline.data.sources.table_columns import TRIED, choose, file_column, files_in
 from sightline.errors import BadData, first_of
+from sightline.files.image_bytes import read_bytes
 from sightline.parts import Split
 
 _ENDINGS = (".csv", ".tsv")

@@ -14,7 +14,7 @@ from sightline.data import contents
 from sightline.data.contents import Contents, digests
 from sightline.data.sources import coco as coco_source
 from sightline.data.sources import decathlon, open_source
-from sightline.data.volumes.decathlon import Case, VolumePlan, write_plan
+from sightline.data.volumes.plan import Case, VolumePlan, write_plan
 from sightline.parts import DataSpec
 
 
