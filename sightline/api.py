@@ -57,7 +57,7 @@ from sightline.runs.loggers import Logger, RunStart
 from sightline.runs.refused import as_before
 from sightline.runs.screen import Screen
 from sightline.train import start
-from sightline.train.session import train_here
+from sightline.train.process import train_here
 
 __all__ = [
     "Classification",
