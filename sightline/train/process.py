@@ -26,6 +26,7 @@ from sightline.runs.loggers import Logger, TensorBoard
 from sightline.runs.page import Page
 from sightline.runs.screen import Screen
 from sightline.train import loop, memory, start
+from sightline.train.session import Session
 
 
 def train_here(
@@ -69,11 +70,11 @@ def train_here(
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog, log.taking_warnings():
             with leaving_at_once():
-                recipe = start.settle(recipe, run, device, here, log)
+                session = start.settle(Session(recipe, run, device, here, log))
             if run.benchmark_log and here.is_main:
-                values = store.leaves(recipe, run)
+                values = store.leaves(session.recipe, run)
                 log.events.add(BenchmarkLog(Path(run.benchmark_log), recipe.name, values, run.test_id))
-            result = loop.train(recipe, run, device, here, log, facts)
+            result = loop.train(session, facts)
         code, reason = 0, "finished"
         return result
     except SightlineError as error:

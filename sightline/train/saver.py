@@ -16,14 +16,12 @@ from sightline.data.contents import Contents, Digests
 from sightline.engine.checkpoint import Checkpoints, HostCopies, NotDamaged, Tensors, find, read, require
 from sightline.engine.progress import TrainProgress
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError, first_of
-from sightline.hardware.world import World
 from sightline.parts import Dataset
 from sightline.recipe import store
-from sightline.recipe.recipe import Recipe, Run
 from sightline.runs.environment import environment
 from sightline.runs.folder import BEST_SCORES, SCORES
-from sightline.runs.log import RunLog
 from sightline.train import longer
+from sightline.train.session import Session
 from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
@@ -52,15 +50,13 @@ class Saver:
 
     def __init__(
         self,
-        recipe: Recipe,
-        run: Run,
+        session: Session,
         state: TrainState,
         sets: dict[str, Dataset],
-        world: World,
-        log: RunLog,
         on_saved: Callable[[Saved], None],
         check_stop: Callable[[], None] = lambda: None,
     ):
+        recipe, run, world, log = session.recipe, session.run, session.world, session.log
         self.recipe = recipe
         self.run = run
         self.state = state

@@ -49,6 +49,7 @@ from sightline.runs.log import RunLog
 from sightline.train import loop
 from sightline.train.saver import Saver
 from sightline.train.schedules import RunLength
+from sightline.train.session import Session
 from sightline.train.state import TrainState
 from sightline.train.step import Step
 from sightline.train.torch_optimizer import set_rate
@@ -374,7 +375,7 @@ def shared_statistics(recipe: Recipe, run: Run) -> Any:
     folder = Path("first of two").absolute()
     try:
         log = RunLog(folder)
-        loop.train(whole, run, CPU, World(size=2), log)
+        loop.train(Session(whole, run, CPU, World(size=2), log))
         log.close(0, "finished")
         saved = sorted((folder / "checkpoints").glob("ckpt-????????"))
         return digest(load_file(saved[-1] / "model.safetensors").values())
