@@ -9,11 +9,14 @@ from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from sightline.errors import UsageError
-from sightline.parts import SPLITS, DataConfig, DataFacts, Dataset, Split
+from sightline.parts import SPLITS, DataConfig, DataFacts, Dataset, DataSpec, Split
 from sightline.recipe.part import Above, Below, Part, not_compared
+
+if TYPE_CHECKING:
+    from sightline.data.inputs import Files
 
 _CHOOSING = {"val_fraction", "split"}  # fields that choose the samples that validate
 
@@ -58,13 +61,34 @@ class SplitFields(Part):
 class ImageData(SplitFields, DataConfig):
     """Images of a source. A class of one's own that overrides `open` reads something else than lies at the path."""
 
+    path: str
+    classes: int
+    samples: int
+
     @abstractmethod
     def dataset_module(self) -> Any:
-        """Return the module that opens a split; it needs torch."""
+        """Return the module that opens splits and files; it needs torch."""
 
     @abstractmethod
     def source_opener(self) -> Any:
         """Return open_source, open_boxes or open_masks; they need NumPy."""
+
+    @abstractmethod
+    def declared_spec(self, classes: tuple[str, ...]) -> DataSpec:
+        """Return the spec of data with these classes, of which nothing else is known."""
+
+    def declared(self) -> tuple[DataSpec, int] | None:
+        """Declare `classes` nameless classes and `samples` images if no path is given."""
+        if self.path:
+            return None
+        if not self.classes:
+            raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
+        return self.declared_spec(tuple(f"class{number}" for number in range(self.classes))), self.samples
+
+    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
+        """Open single images, of which nothing is known."""
+        dataset: Dataset = self.dataset_module().open_files(self, files, spec)
+        return dataset
 
     def open(self, split: Split, seed: int) -> Dataset:
         """Open the train, val or test images under `path`."""
@@ -111,6 +135,5 @@ class ImageData(SplitFields, DataConfig):
 class SquareData(ImageData):
     """Images that become squares, which a device may decode, or keep decoded."""
 
-    path: str
     cache: Literal["auto", "off", "ram", "gpu"]
     decoder: Literal["auto", "cpu", "gpu"]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from sightline.data.sources.layouts import Layout, contents, is_description, read_description, subfolders
+from sightline.data.sources.layouts import Splits, contents, is_description, read_description, subfolders
 from sightline.errors import BadData, UsageError
 from sightline.parts import IGNORED as IGNORED
 from sightline.parts import DataSpec, Split
@@ -87,7 +87,7 @@ class Images(ABC):
     fingerprint: str
     files: Sequence[Path] = ()  # that hold the images; none of data that are drawn
     inner: str = ""  # the folder below the path that holds the files, where they lie one deeper
-    layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
+    layout: Splits | None = None  # where both splits were found, of kinds that may lie anywhere
     held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
     notes: Sequence[str] = ()  # what to say of how the data were read

@@ -21,8 +21,8 @@ from sightline.data.sources.annotations import Annotations
 from sightline.data.sources.layouts import (
     ALL,
     IMAGES,
-    Layout,
     Place,
+    Splits,
     is_description,
     is_folder,
     no_test_split,
@@ -77,7 +77,7 @@ class BoxImages(BoxSource):
         return self.annotations.objects(index)
 
 
-def open_split(kind: str, layout: Layout, split: Split, annotations: Annotations, options: SourceOptions) -> BoxImages:
+def open_split(kind: str, layout: Splits, split: Split, annotations: Annotations, options: SourceOptions) -> BoxImages:
     """Open a split of these data; `annotations` are those of its place, of which a drawn split takes a part."""
     place = layout.place(split)
     file = str(place.labels or place.images)

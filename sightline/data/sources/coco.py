@@ -21,8 +21,8 @@ from sightline.data.sources.layouts import (
     NAMES,
     SPLITS,
     TEST,
-    Layout,
     Place,
+    Splits,
     is_description,
     no_test_split,
     read_description,
@@ -70,7 +70,7 @@ def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
     return CocoMasks(layout, split, next(each for each in outlined if each.annotations is annotations), options)
 
 
-def _located(path: str, split: Split, read_file: Read) -> tuple[Layout, Split, Annotations]:
+def _located(path: str, split: Split, read_file: Read) -> tuple[Splits, Split, Annotations]:
     """Return where the splits lie, which one this is (the test split may be val), and the annotations of its file."""
     files = Files.at(path)
     if split == "test" and files.test_validates:
@@ -104,7 +104,7 @@ def _read_test(files: Files, read_file: Read, is_wanted: bool) -> Annotations | 
         return None
 
 
-def _with_test(layout: Layout, files: Files, test: Annotations, is_wanted: bool) -> Layout:
+def _with_test(layout: Splits, files: Files, test: Annotations, is_wanted: bool) -> Splits:
     """Add the place of the test split; unless it is wanted, its images may be missing."""
     try:
         return replace(layout, test=files.test_place(test.names))
@@ -197,7 +197,7 @@ class Files:
         folder = self.file(split).parent
         return self.root if folder == self.root / "annotations" else folder
 
-    def layout(self, names: Mapping[Split, Sequence[str] | Names], wanted: Split = "train") -> Layout:
+    def layout(self, names: Mapping[Split, Sequence[str] | Names], wanted: Split = "train") -> Splits:
         """Return where all lies; `names` are those of the images, of splits whose folder is not known. If val is
         wanted, the images of train may be missing."""
         found: dict[Split, Place] = {}
@@ -209,7 +209,7 @@ class Files:
                     raise
         if self.is_half_published:  # no val split is drawn where one has been published
             found["val"] = Place(*reversed(places(self.root, "val")[0]))
-        return Layout("coco", found.get("train"), found.get("val"), no_test=self.no_test)
+        return Splits("coco", found.get("train"), found.get("val"), no_test=self.no_test)
 
     def _image_folder(self, split: Split, names: Sequence[str] | Names) -> Path:
         """Return the folder that has most of some names; BadData if none has any."""

@@ -16,8 +16,8 @@ from sightline.data.sources.layouts import (
     NAMES,
     SPLITS,
     TEST,
-    Layout,
     Place,
+    Splits,
     read_description,
     split_folders,
     subfolders,
@@ -54,7 +54,7 @@ def detect(path: str) -> bool:
         return False
 
 
-def layout_at(path: str, pattern: str = "") -> Layout:
+def layout_at(path: str, pattern: str = "") -> Splits:
     """Return where the splits lie; BadData if there are no images with masks."""
     if kind_described(path):
         layout = read_description(path)
@@ -71,7 +71,7 @@ def layout_at(path: str, pattern: str = "") -> Layout:
     )
 
 
-def find(root: Path, pattern: str = "") -> Layout | None:
+def find(root: Path, pattern: str = "") -> Splits | None:
     """Return where the splits lie below a folder; None if it has no images with masks."""
     below = {split: _place(folder, pattern) for split, folder in {**split_folders(root), **_test(root)}.items()}
     in_splits = _layout({split: place for split, place in below.items() if place})
@@ -84,10 +84,10 @@ def find(root: Path, pattern: str = "") -> Layout | None:
         if lists := _split_lists(top / _LISTS, place):
             return lists
         images, masks = ({**split_folders(each), **_test(each)} for each in (place.images, place.labels or top))
-        return _layout({s: Place(images[s], masks[s]) for s in images if s in masks}) or Layout("masks", place, None)
+        return _layout({s: Place(images[s], masks[s]) for s in images if s in masks}) or Splits("masks", place, None)
     if found := _layout(_named_folders(root)) or in_splits:
         return found
-    return Layout("masks", Place(root, root), None) if _has_pairs(root, pattern) else None
+    return Splits("masks", Place(root, root), None) if _has_pairs(root, pattern) else None
 
 
 def _test(root: Path) -> dict[Split, Path]:
@@ -95,11 +95,11 @@ def _test(root: Path) -> dict[Split, Path]:
     return {"test": folder} if folder else {}
 
 
-def _layout(places: Mapping[Split, Place]) -> Layout | None:
+def _layout(places: Mapping[Split, Place]) -> Splits | None:
     """Return the layout of splits in folders; None without a train split, unless all else is there."""
     if "train" not in places:
         return None
-    return Layout("masks", places["train"], places.get("val"), test=places.get("test"))
+    return Splits("masks", places["train"], places.get("val"), test=places.get("test"))
 
 
 def _place(folder: Path, pattern: str) -> Place | None:
@@ -165,7 +165,7 @@ def _has_pairs(folder: Path, pattern: str) -> bool:
     return bool(paired(names, None, pattern).masks)
 
 
-def _split_lists(folder: Path, place: Place) -> Layout | None:
+def _split_lists(folder: Path, place: Place) -> Splits | None:
     """Return the splits that lists in ImageSets/Segmentation name; trainval alone is all of the data."""
     lists: dict[Split, Path] = {}
     for split in SPLITS:
@@ -179,7 +179,7 @@ def _split_lists(folder: Path, place: Place) -> Layout | None:
     found = {split: Place(place.images, file) for split, file in lists.items()}
     file = next((folder / f"{name}.txt" for name in TEST if os.path.isfile(folder / f"{name}.txt")), None)
     test = Place(place.images, file) if file else None
-    layout = Layout("masks", found["train"], found.get("val"), test=test)
+    layout = Splits("masks", found["train"], found.get("val"), test=test)
     if test and test != layout.val and not any(_mask_of(place, name) for name in _listed(test.labels or folder)):
         return replace(layout, test=None, no_test=f"none of the images that {file} names has a mask")
     return layout

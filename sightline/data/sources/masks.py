@@ -17,7 +17,7 @@ from sightline.data.contents import PathsBelow
 from sightline.data.decode import decode_values, palette_of
 from sightline.data.formats.class_table import find_table
 from sightline.data.sources import DEFAULT_OPTIONS, IGNORED, SourceOptions, index_files
-from sightline.data.sources.layouts import SPLITS, Layout, Place, no_test_split
+from sightline.data.sources.layouts import SPLITS, Place, Splits, no_test_split
 from sightline.data.sources.mask_classes import MaskClasses, decide, table_folders
 from sightline.data.sources.mask_images import MaskImages, Pixels, common_pixels, split_rows
 from sightline.data.sources.mask_places import MaskFiles, layout_at
@@ -35,7 +35,7 @@ _REMEDY = "`sightline check` lists all of them; --data.on-bad-sample skip leaves
 class Found:
     """All that lies at a path: the files of each place, what is in them, and what is wrong."""
 
-    layout: Layout
+    layout: Splits
     files: dict[Place, MaskFiles] = field(default_factory=dict)
     surveys: dict[Place, Survey] = field(default_factory=dict)
     classes: MaskClasses | None = None

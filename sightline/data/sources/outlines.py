@@ -24,7 +24,7 @@ from sightline.data.formats.yolo import MAX_LABEL_BYTES, Line, read_lines
 from sightline.data.sources import IGNORED, SourceOptions, index_files, spread
 from sightline.data.sources.annotations import Annotations, chunks_of, of_instances
 from sightline.data.sources.box_images import missing_images
-from sightline.data.sources.layouts import Layout, no_test_split
+from sightline.data.sources.layouts import Splits, no_test_split
 from sightline.data.sources.mask_images import MOST_CLASSES, MaskImages, pixels_of, split_rows
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.json_lists import MAX_ENTRY
@@ -80,7 +80,7 @@ def read_outlined(file: Path, root: Path) -> Outlined:
 class OutlineImages(MaskImages):
     """Images whose masks are drawn: what no object covers is class 0, background."""
 
-    def __init__(self, kind: str, layout: Layout, split: Split, every: Annotations, options: SourceOptions, file: str):
+    def __init__(self, kind: str, layout: Splits, split: Split, every: Annotations, options: SourceOptions, file: str):
         """Take the images of a split; `every` are the annotations of its place, which lie in this file or folder."""
         place = layout.place(split)
         if split == "test" and not every.counts.any():
@@ -126,7 +126,7 @@ class OutlineImages(MaskImages):
 class CocoMasks(OutlineImages):
     """Images whose outlines lie in a json file of COCO's. Crowds count for nothing, and lie below other objects."""
 
-    def __init__(self, layout: Layout, split: Split, found: Outlined, options: SourceOptions):
+    def __init__(self, layout: Splits, split: Split, found: Outlined, options: SourceOptions):
         _check_outlines(found, options)
         super().__init__("coco", layout, split, found.annotations, options, str(found.file))
         self.file = found.file
@@ -165,7 +165,7 @@ class YoloMasks(OutlineImages):
 
     def __init__(
         self,
-        layout: Layout,
+        layout: Splits,
         split: Split,
         every: Annotations,
         labels: Mapping[str, Path | None],

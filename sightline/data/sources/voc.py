@@ -26,8 +26,8 @@ from sightline.data.sources.layouts import (
     NAMES,
     SPLITS,
     TEST,
-    Layout,
     Place,
+    Splits,
     is_folder,
     read_description,
     split_folders,
@@ -99,7 +99,7 @@ def _shift(boxes: Sequence[np.ndarray]) -> np.ndarray:
     return np.zeros(4) if from_zero else np.asarray([-1.0, -1.0, 1.0, 1.0])
 
 
-def layout_at(path: str) -> Layout:
+def layout_at(path: str) -> Splits:
     """Return where the splits lie; BadData if there are none."""
     if kind_described(path):
         layout = read_description(path)
@@ -117,7 +117,7 @@ def layout_at(path: str) -> Layout:
     return layout_found
 
 
-def _find(path: Path) -> Layout | None:
+def _find(path: Path) -> Splits | None:
     devkits = [kit / name for kit in (path, path / "VOCdevkit") for name in subfolders(kit) if _YEAR.fullmatch(name)]
     for root in (path, *devkits[:1]) if len(devkits) == 1 else (path,):
         if (place := _place(root)) is None:
@@ -125,24 +125,24 @@ def _find(path: Path) -> Layout | None:
         lists = _split_lists(root / _LISTS)
         if lists and place.labels == root / "Annotations":
             listed = {split: Place(place.images, file) for split, file in lists.items()}
-            return _with_test_list(Layout("voc", listed.get("train"), listed.get("val")), place, root / _LISTS)
+            return _with_test_list(Splits("voc", listed.get("train"), listed.get("val")), place, root / _LISTS)
         folders = split_folders(place.labels or root)
         inner = {split: Place(_same(place.images, f), f) for split, f in folders.items() if _has_xml(f)}
         if "train" not in inner:
-            return Layout("voc", place, None)
+            return Splits("voc", place, None)
         folder = test_folder(place.labels or root)
         test = Place(_same(place.images, folder), folder) if folder and _has_xml(folder) else None
-        return Layout("voc", inner.get("train"), inner.get("val"), test=test)
+        return Splits("voc", inner.get("train"), inner.get("val"), test=test)
     places = {split: found for split, folder in split_folders(path).items() if (found := _place(folder))}
     folder = test_folder(path)
     return (
-        Layout("voc", places.get("train"), places.get("val"), test=_place(folder) if folder else None)
+        Splits("voc", places.get("train"), places.get("val"), test=_place(folder) if folder else None)
         if places
         else None
     )
 
 
-def _with_test_list(layout: Layout, place: Place, lists: Path) -> Layout:
+def _with_test_list(layout: Splits, place: Place, lists: Path) -> Splits:
     """Add the split of a list called test, if any of its images has an annotation: those of a contest have none."""
     file = next((lists / f"{name}.txt" for name in TEST if os.path.isfile(lists / f"{name}.txt")), None)
     if file is None or place.labels is None:

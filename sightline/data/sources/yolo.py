@@ -26,8 +26,8 @@ from sightline.data.sources.layouts import (
     NAMES,
     SPLITS,
     TEST,
-    Layout,
     Place,
+    Splits,
     is_description,
     read_description,
     split_folders,
@@ -60,7 +60,7 @@ def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
     return YoloMasks(layout, split, annotations, labels, options)
 
 
-def _located(path: str, split: Split) -> tuple[Layout, Annotations]:
+def _located(path: str, split: Split) -> tuple[Splits, Annotations]:
     """Return where the splits lie, and the labels of the place of one."""
     layout = layout_at(path)
     place = layout.place(split)
@@ -75,7 +75,7 @@ def _located(path: str, split: Split) -> tuple[Layout, Annotations]:
     return layout, read[place].of_classes(dict(enumerate(layout.classes)))
 
 
-def _read(layout: Layout, place: Place) -> Annotations:
+def _read(layout: Splits, place: Place) -> Annotations:
     """Read the labels of a place, or what an earlier run kept if no file has changed."""
     pairs = Pairs.at(layout, place, refuse)
     folder = place.labels or place.images
@@ -107,7 +107,7 @@ class Pairs:
     changed_ns: list[int]
 
     @classmethod
-    def at(cls, layout: Layout, place: Place, wrong: Wrong) -> Pairs:
+    def at(cls, layout: Splits, place: Place, wrong: Wrong) -> Pairs:
         """List the files of a place; two images of one label are reported to `wrong`."""
         if place.labels is not None and os.path.isfile(place.labels):
             return cls._listed(place.labels)
@@ -217,7 +217,7 @@ def detect(path: str) -> bool:
         return False
 
 
-def layout_at(path: str) -> Layout:
+def layout_at(path: str) -> Splits:
     """Return where the splits lie; BadData or UsageError if that cannot be told."""
     root = Path(path)
     if kind_described(path):
@@ -302,7 +302,7 @@ def _is_data(values: dict[Any, Any]) -> bool:
     return "kind" not in values and "train" in values and ("names" in values or "nc" in values)
 
 
-def _from_yaml(file: Path) -> Layout:
+def _from_yaml(file: Path) -> Splits:
     values = read_yaml(file)
     if not _is_data(values):
         raise UsageError(f"{file} is not YOLO's data.yaml: expected train, val and names; docs/data.md")
@@ -317,7 +317,7 @@ def _from_yaml(file: Path) -> Layout:
     if key := next((name for name in TEST if values.get(name)), ""):
         find = partial(_place, file, key, values[key], values.get("path"))
         test, no_test = (places["val"], "") if keys["val"] == key else _test_of(find)
-    return Layout("yolo", places["train"], places.get("val"), _class_names(file, values), test, no_test)
+    return Splits("yolo", places["train"], places.get("val"), _class_names(file, values), test, no_test)
 
 
 def _place(file: Path, key: str, text: Any, base: Any) -> Place:
@@ -367,7 +367,7 @@ def _class_names(file: Path, values: dict[Any, Any]) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-def _pairs(root: Path) -> Layout | None:
+def _pairs(root: Path) -> Splits | None:
     """Return the layout of images/ and labels/ in a folder, or in its folders train/ and valid/."""
     test: Place | None = None
     if os.path.isdir(root / "images") and os.path.isdir(root / "labels"):
@@ -390,10 +390,10 @@ def _pairs(root: Path) -> Layout | None:
     if test and test != places.get("val") and not (os.path.isdir(test.labels or "") and _has_labels(test.labels)):
         no_test = f"{test.labels} has no labels of the images in {test.images}"
         test = None
-    return Layout("yolo", places["train"], places.get("val"), _listed_classes(root), test, no_test)
+    return Splits("yolo", places["train"], places.get("val"), _listed_classes(root), test, no_test)
 
 
-def _beside(root: Path) -> Layout | None:
+def _beside(root: Path) -> Splits | None:
     """Return the layout of labels beside their images, if a classes.txt says that they are labels."""
     if not (classes := _listed_classes(root)):
         return None
@@ -403,7 +403,7 @@ def _beside(root: Path) -> Layout | None:
         return None
     folder = test_folder(root)
     test = Place(folder, folder) if folder and _has_pair(folder) else None
-    return Layout("yolo", places["train"], places.get("val"), classes, test)
+    return Splits("yolo", places["train"], places.get("val"), classes, test)
 
 
 def _has_pair(folder: Path) -> bool:

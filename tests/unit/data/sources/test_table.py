@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sightline.data.sources import SourceOptions, open_source, table
-from sightline.data.sources.layouts import Layout, Place, chosen_for_val, kept_of
+from sightline.data.sources.layouts import Place, Splits, chosen_for_val, kept_of
 from sightline.errors import BadData, UsageError
 
 FILES = [f"{number}.jpg" for number in range(10)]
@@ -60,7 +60,7 @@ def test_a_table_without_a_split_lets_a_share_of_each_class_validate(data: Path)
     assert found["train"].labels.tolist() == [0] * 4 + [1] * 4
     for source in found.values():
         assert source.classes == ("ant", "cat") and not source.is_multi_label
-        assert source.layout == Layout("table", Place(data, data / "labels.csv"), None)
+        assert source.layout == Splits("table", Place(data, data / "labels.csv"), None)
         assert source.held_out.all() == [name.encode() for name, _ in listed(found["val"])]
 
 
@@ -100,7 +100,7 @@ def test_a_table_for_each_split(data: Path, name: str):
     found = both(data)
     assert listed(found["val"]) == [("8.jpg", "ant"), ("7.jpg", "cat")] and len(found["train"]) == 7
     train, val = (Place(data, data / f"{each}.csv") for each in ("train", name))
-    assert found["val"].layout == Layout("table", train, val, test=val if name == "test" else None)
+    assert found["val"].layout == Splits("table", train, val, test=val if name == "test" else None)
     assert found["val"].held_out is None and dict(found["train"].ignored) == {".jpg": 1} and not found["val"].ignored
 
 
