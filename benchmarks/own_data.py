@@ -157,7 +157,7 @@ def overlap(truth: Path, seen: Path) -> dict[str, float]:
     """Return the mean over classes of intersection over union, and of Dice but for the background, of all pixels that
     count: 255 does not, except beside 0 alone."""
     counts = np.zeros((256, 256), dtype=np.int64)
-    for path in sorted(truth.iterdir()):
+    for path in sorted(truth.glob("*.png")):
         wanted, found = (np.array(Image.open(each)) for each in (path, seen / f"{path.stem}{MASK}"))
         np.add.at(counts, (wanted.ravel(), found.ravel()), 1)
     if counts[1:255].any():

@@ -186,7 +186,7 @@ class Masks(Dataset[Any]):
     def __init__(self, folder: Path, transform: Callable[..., Any]):
         self.images = sorted((folder / "images").iterdir())
         self.transform, self.masks = transform, folder / "masks"
-        found = {value for path in self.masks.iterdir() for value in np.unique(np.array(Image.open(path))).tolist()}
+        found = {value for path in self.masks.glob("*.png") for value in np.unique(np.array(Image.open(path))).tolist()}
         self.values = np.array(sorted(found if found <= {0, 255} else found - {255}), np.uint8)
         self.numbers = np.full(256, 255, np.uint8)
         self.numbers[self.values] = np.arange(len(self.values))
