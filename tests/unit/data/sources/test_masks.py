@@ -358,6 +358,34 @@ def test_names_of_masks(tmp_path, image, mask, pattern, folders):
         assert np.array_equal(source.mask(index), masks[stem])
 
 
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("original_image", "segmentation_image"),  # lisawen0707/soybean
+        ("frames", "frames_gt"),
+        ("image_2", "semantic masks"),
+        ("CXR_png", "ManualMask"),
+    ],
+)
+def test_other_names_of_folders(tmp_path, folders):
+    write(tmp_path, some(0, 1, 2), folders)
+    (tmp_path / "notes").mkdir()
+    source = opened(tmp_path, "val", split="all")
+    assert (
+        len(source) == 5
+        and (source.place.images.name, source.place.labels.name) == folders
+        and source.values == (0, 1, 2)
+    )
+
+
+@pytest.mark.parametrize("third", ["old_masks", "frames2"])
+def test_folders_that_may_be_either_are_refused(tmp_path, third):
+    write(tmp_path, some(0, 1), ("frames", "frames_gt"))
+    write(tmp_path, some(0, 1), (third, third))
+    with pytest.raises(UsageError, match="holds images with a label.*`kind: masks` that names folders"):
+        opened(tmp_path)
+
+
 def test_cityscapes(tmp_path):
     for split in ("train", "val"):
         images, masks = tmp_path / "leftImg8bit" / split / "bonn", tmp_path / "gtFine" / split / "bonn"
