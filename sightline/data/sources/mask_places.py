@@ -131,8 +131,8 @@ def _alike(folders: Mapping[str, Path]) -> Place | None:
     images = [folder for name, folder in others.items() if _has_word(name, _IMAGE_WORDS)] or list(others.values())
     if [len(masks), len(images)] != [1, 1]:
         return None
-    names = (list(list_files(folder, IMAGES).files) for folder in (images[0], masks[0]))
-    return Place(images[0], masks[0]) if paired(*names).masks else None
+    of_images, of_masks = (list(list_files(folder, IMAGES).files) for folder in (images[0], masks[0]))
+    return Place(images[0], masks[0]) if paired(of_images, of_masks).masks else None
 
 
 def _has_word(name: str, words: tuple[str, ...]) -> bool:
