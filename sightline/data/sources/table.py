@@ -356,10 +356,8 @@ def _missing_too(parts: Sequence[_Part]) -> str:
     is_missing = [part.files.sizes < 0 for part in parts]
     if all(rows.all() for rows in is_missing):
         return ""
-    names = [
-        part.files.names[row] for part, rows in zip(parts, is_missing, strict=True) for row in np.flatnonzero(rows)
-    ]
-    names = list(dict.fromkeys(names))
+    pairs = zip(parts, is_missing, strict=True)
+    names = list(dict.fromkeys(part.files.names[i] for part, rows in pairs for i in np.flatnonzero(rows).tolist()))
     return f"images that do not exist ({len(names)}): {first_of(names)}" if names else ""
 
 
