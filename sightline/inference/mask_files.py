@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_SHOWN = 5  # classes of an image on the screen; files have all
+
+
 class MaskPredictions(ResultFolder):
     """NAME_mask.png with the numbers or colours of the files that were trained on, the drawing NAME.png and, where they
     are wanted, probabilities as NAME.npy."""
@@ -86,7 +89,8 @@ class MaskPredictions(ResultFolder):
             for each, value, count in zip(self.spec.classes, values_of(self.spec), counts, strict=True)
         ]
         self._rows[name] = row
-        shown = [f"{each['class']} {each['percent']:.2f} %" for each in row["found"]]
+        most = sorted(row["found"], key=lambda each: each["pixels"], reverse=True)[:_SHOWN]
+        shown = [f"{each['class']} {each['percent']:.2f} %" for each in row["found"] if each in most]
         self.say("  ".join([name, f"{width}x{height}", *shown]))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sightline import terminal
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import MaskFields
 from sightline.data.image_data import ImageData
@@ -91,6 +93,15 @@ class MaskData(MaskFields, ImageData):
             return {}
         found = pixels.normalisation(train)
         return {} if found == pixels.IMAGENET else dict(zip(("mean", "std"), found, strict=True))
+
+    def first_files(self, files: dict[str, Path], spec: DataSpec) -> dict[str, Path]:
+        """Leave out masks that lie beside their images."""
+        from sightline.data.sources.mask_places import paired
+
+        masks = set(paired(list(files), None, self.mask_pattern).masks.values())
+        if masks:
+            terminal.say(f"left out {len(masks)} masks beside their images, e.g. {min(masks)}")
+        return {name: path for name, path in files.items() if name not in masks}
 
     def served(self, spec: DataSpec) -> ServedInput:
         """Take windows of normalised images, at their own scale; what lies beyond an image is 0."""

@@ -307,7 +307,9 @@ def _unknown(name: str, path: str, expected: str) -> str:
         return f"--data.path '{path}' holds {volumes}"
     for other, of_other in _RECIPES.items():
         if other != name and recognised(other, path):
-            return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
+            said = f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
+            # Folders of masks with unknown names look like classes.
+            return f"{said}; expected {expected}" if name == "open_masks" else said
     tables = sorted(each.name for each in Path(path).glob("*.[cC][sS][vV]")) if name == "open_source" else []
     said = f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
     for table in tables[:1]:
@@ -351,7 +353,8 @@ _WITH_BOXES = (
 )
 _WITH_MASKS = (
     "images/ with masks/ (or JPEGImages/ with SegmentationClass/), X.jpg with X_mask.png in one folder, a Roboflow "
-    "export with _classes.csv, COCO's json files with outlines, or YOLO's data.yaml with polygons"
+    "export with _classes.csv, COCO's json files with outlines, YOLO's data.yaml with polygons, or a description with "
+    "`kind: masks` that names folders called otherwise (docs/data_masks.md)"
 )
 _VOLUMES = (
     "a folder with plan.json as `sightline prepare decathlon --source DIR --out PREPARED` writes it, or "

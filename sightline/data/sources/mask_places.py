@@ -33,6 +33,8 @@ _MASKS_IN = (
     *("segmentationclasspng", "segmentationclass", *LABEL_FOLDERS, "annotations", "annotation", "annot"),
     *("gtfine", "ground_truth", "groundtruth", "gt", "targets", "target", "png_masks"),
 )
+_IMAGE_WORDS = ("im", "image", "images", "photo", "photos", "pic", "orig", "rgb", "input")  # in names of other folders
+_MASK_WORDS = ("mask", "masks", "label", "labels", "seg", "annot", "gt", "ground", "truth", "target")
 _OF_SOME = "segmentationclass"  # VOC has masks of some of its images only
 _MASK_ENDS = (*LABEL_ENDS, "gt", "annotation")  # of X_mask.png
 _IN_FOLDER = (*_MASK_ENDS, "l")  # of masks in a folder of their own: CamVid has X_L.png
@@ -114,7 +116,28 @@ def _two_folders(root: Path) -> Place | None:
         [below[name] for name in names if name in below and _has_images(below[name])][:_MOST_FOLDERS]
         for names in (_IMAGES_IN, _MASKS_IN)
     )
-    return Place(images[0], masks[0]) if images and masks else None
+    return Place(images[0], masks[0]) if images and masks else _alike(below)
+
+
+def _alike(folders: Mapping[str, Path]) -> Place | None:
+    """Return the folders of images and masks with other names, such as original_image and segmentation_image: one
+    alone has a word for masks in its name, one alone of the others has a word for images or is the only one, and their
+    files pair."""
+    split_names = {*NAMES["train"], *NAMES["val"], *TEST}
+    found = {name: folder for name, folder in folders.items() if name not in split_names and _has_images(folder)}
+    masks = [folder for name, folder in found.items() if _has_word(name, _MASK_WORDS)]
+    others = {name: folder for name, folder in found.items() if folder not in masks}
+    images = [folder for name, folder in others.items() if _has_word(name, _IMAGE_WORDS)] or list(others.values())
+    if [len(masks), len(images)] != [1, 1]:
+        return None
+    of_images, of_masks = (list(list_files(folder, IMAGES).files) for folder in (images[0], masks[0]))
+    return Place(images[0], masks[0]) if paired(of_images, of_masks).masks else None
+
+
+def _has_word(name: str, words: tuple[str, ...]) -> bool:
+    """Return whether a part of a name begins with one of some words, or ends with a longer one, as ManualMask does."""
+    long = tuple(word for word in words if len(word) > 3)
+    return any(part.startswith(words) or part.endswith(long) for part in re.split(r"[\W\d_]+", name))
 
 
 def _named_folders(root: Path) -> dict[Split, Place]:

@@ -18,7 +18,7 @@ from sightline.data.decode import decode_values, palette_of
 from sightline.data.formats.class_table import find_table
 from sightline.data.sources import DEFAULT_OPTIONS, IGNORED, SourceOptions, index_files
 from sightline.data.sources.layouts import SPLITS, Place, Splits, no_test_split
-from sightline.data.sources.mask_classes import MaskClasses, decide, table_folders
+from sightline.data.sources.mask_classes import MaskClasses, decide, table_folders, value_text
 from sightline.data.sources.mask_images import MaskImages, Pixels, common_pixels, split_rows
 from sightline.data.sources.mask_places import MaskFiles, layout_at
 from sightline.data.sources.mask_places import detect as detect
@@ -87,15 +87,33 @@ class Found:
         self.classes = decide(surveys, table, options.ignore)
         if self.classes.problem:
             kind, text = self.classes.problem
+            where = [
+                f"{at.images.name}: {masks}" for at in deciding if (masks := self._masks_with(at, self.classes.unknown))
+            ]
+            text += f" ({'; '.join(where)})" if where else ""
             self.problems.append((kind, places[deciding[0]], path, text))
             return
-        known = {*self.classes.values, *self.classes.ignored}
+        known = [*self.classes.values, *self.classes.ignored]
         for place in places.keys() - set(deciding):
-            seen = self.surveys[place]
-            there = set((seen.colours if self.classes.is_coloured else seen.values).tolist())
-            if unknown := sorted(there - known):
-                text = f"has the values {first_of(unknown)}, which no mask of train and val has"
+            there = np.unique(self._values_in(place))
+            if unknown := there[~np.isin(there, known)].tolist():
+                what = "colours" if self.classes.is_coloured else "values"
+                shown = first_of([value_text(value, self.classes.is_coloured) for value in unknown])
+                text = (
+                    f"has the {what} {shown}, which no mask of train and val has ({self._masks_with(place, unknown)})"
+                )
                 self.problems.append(("unknown values", places[place], str(self.files[place].masks), text))
+
+    def _values_in(self, place: Place) -> np.ndarray:
+        seen = self.surveys[place]
+        return seen.colours if self.classes and self.classes.is_coloured else seen.values
+
+    def _masks_with(self, place: Place, values: Sequence[int]) -> str:
+        """Return the first masks of a place that hold some of these values."""
+        masks = [mask for mask in self.files[place].pairs.values() if mask]
+        found = np.flatnonzero(np.isin(self._values_in(place), values))
+        rows = np.unique(np.searchsorted(self.surveys[place].ends, found, "right"))
+        return first_of([masks[row] for row in rows.tolist()], 2)
 
 
 # Problems of single images, which may be skipped; without them there is no class, or no pairing, to rely on.

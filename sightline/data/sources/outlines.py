@@ -97,12 +97,11 @@ class OutlineImages(MaskImages):
         sizes = np.stack([self.annotations.heights, self.annotations.widths], 1)
         super().__init__(kind, place, names, sizes, pixels_of(files))
         self.layout = layout
-        found = self.annotations.classes
-        is_first = [name.lower().strip("_") == BACKGROUND for name in found]  # one that the files list themselves
-        self.classes = (BACKGROUND, *(name for name, is_it in zip(found, is_first, strict=True) if not is_it))
+        found = [_plain(name) for name in self.annotations.classes]
+        self.classes = tuple(dict.fromkeys([BACKGROUND, *found]))  # categories of one name are one class
         if len(self.classes) > MOST_CLASSES:
             raise BadData(f"{file} has {len(found)} classes, at most {MOST_CLASSES - 1} and background are possible")
-        self.index_of = np.where(is_first, 0, np.cumsum(~np.asarray(is_first, bool)))  # of each class of the files
+        self.index_of = np.asarray([self.classes.index(name) for name in found], np.int64)  # of each class of the files
         self.values = tuple(range(len(self.classes)))
         self.fingerprint = index_files.digest(f"{kind} masks", 1, self.annotations.content(), in_bytes.tolist())
 
@@ -210,6 +209,11 @@ def _check_outlines(found: Outlined, options: SourceOptions) -> None:
         f"{found.file}: {int(without.sum())} of {len(without)} objects have no outline (segmentation), those of "
         f"{first_of(names)}; this recipe needs outlines, a detection recipe takes boxes"
     )
+
+
+def _plain(name: str) -> str:
+    """Return the name of a class; files may list the background themselves."""
+    return BACKGROUND if name.lower().strip("_") == BACKGROUND else name
 
 
 def _bytes_of(files: Sequence[Path]) -> np.ndarray:

@@ -239,7 +239,8 @@ def _read(path: str, wanted: _Wanted) -> _Tables:
         split: _listed(kept[count * i : count * (i + 1)], numbers, is_multi_label, problems)
         for i, split in enumerate(splits)
     }
-    problems.refuse()
+    if problems.count:
+        problems.refuse(_missing_too(parts))
     if all((some.sizes < 0).all() for some in files.values()):
         raise _none_there(parts, wanted.searches)
     notes = list(dict.fromkeys(part.said for part in parts if part.said))
@@ -348,6 +349,16 @@ def _test_part(layout: Splits, parts: Sequence[_Part], wanted: _Wanted) -> _Part
             return None
         return None if problems.count else test
     return test
+
+
+def _missing_too(parts: Sequence[_Part]) -> str:
+    """Say which listed files do not exist, so that one answer tells all that is wrong; "" if all do, or none."""
+    is_missing = [part.files.sizes < 0 for part in parts]
+    if all(rows.all() for rows in is_missing):
+        return ""
+    pairs = zip(parts, is_missing, strict=True)
+    names = list(dict.fromkeys(part.files.names[i] for part, rows in pairs for i in np.flatnonzero(rows).tolist()))
+    return f"images that do not exist ({len(names)}): {first_of(names)}" if names else ""
 
 
 def _none_there(parts: Sequence[_Part], searches: bool) -> BadData:

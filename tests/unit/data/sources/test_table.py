@@ -284,6 +284,17 @@ def test_a_table_that_cannot_be_used_names_the_line(data: Path, text: str):
         both(data)
 
 
+def test_bad_lines_and_missing_files_come_in_one_answer(data: Path):
+    (data / "labels.csv").write_text("file,label\n1.jpg,cat\n2.jpg,\nno.jpg,dog\n1.jpg,dog\n")
+    with pytest.raises(BadData) as error:
+        both(data)
+    for text in (r"line 3: has no label", r"line 5: 1.jpg is in", "images that do not exist (1): no.jpg"):
+        assert text in str(error.value)
+    (data / "labels.csv").write_text("file,label\n1.jpg,cat\n2.jpg,\nno.jpg,dog\n")
+    with pytest.raises(BadData, match=r"line 3: has no label; .*; images that do not exist \(1\): no.jpg"):
+        both(data)
+
+
 def test_tables_for_each_split_share_no_file_and_have_no_column_split(data: Path):
     write(data / "train.csv", ROWS[:7])
     write(data / "val.csv", [("2.jpg", "ant")])
