@@ -174,6 +174,26 @@ def test_several_labels_per_image_are_not_weighted(tmp_path: Path):
     assert found.recipe.data.class_weights == "none" and "several labels per image" in found.lines[0]
 
 
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ("--weights tf_efficientnet_lite0.safetensors", 96),  # of timm, which would have 224
+        ("--model.arch timm:tf_efficientnet_lite0 --weights none", 96),
+        ("--weights timm:test_vit", 160),  # the only one that it takes
+        ("--weights timm:tf_efficientnet_lite0 --data.size 64", 64),
+    ],
+)
+def test_a_run_keeps_the_sizes_that_were_decided_against_its_networks_own(tmp_path: Path, flags: str, size: int):
+    data = draw(tmp_path / "data", {"a": 12, "b": 12})
+    first = resolved("classification", data, *flags.split())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(store.dump(first.recipe, first.run))
+    again = resolved("classification", data, *flags.split())
+    assert again.recipe == first.recipe and again.recipe.data.size == size
+    assert again.recipe.origins == first.recipe.origins
+    assert len(again.lines) == 1 + ("--data.size" in flags)  # on the data, and what follows a typed size
+
+
 def test_a_run_keeps_what_was_decided_at_its_start(tmp_path: Path, cached: None):
     data = draw(tmp_path / "data", {"a": 12, "b": 12})
     first = resolved("classification", data)
