@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from sightline.parts import DataFacts, SplitFacts
@@ -74,10 +75,9 @@ class Known:
 
     def say_chosen(self, network: str, images: str) -> None:
         """Say what was decided, in a line."""
-        weights = f"weights {self['model.weights']}" if self["model.weights"] else "random weights"
-        self.lines.append(
-            f"chosen: {network}, {weights}, {images}; every choice is a flag, `sightline inspect RUN` gives its reason"
-        )
+        given, run = Path(self["model.weights"] or ""), self["run.out"] or f"runs/{self.settings.recipe.name}"
+        weights = f"weights {given.name if given.suffix else given}" if self["model.weights"] else "random weights"
+        self.lines.append(f"chosen: {network}, {weights}, {images}; `sightline inspect {run}` says why")
 
     def ask_model(self) -> None:
         """Take what the network says of its images, once it is decided."""

@@ -81,7 +81,9 @@ def test_without_weights_one_line_says_what_that_costs_and_how_to_get_them(tmp_p
     made = found.recipe
     (line,) = (line for line in found.lines if "no pretrained weights" in line)
     place = tmp_path / "cache/sightline/weights" / named_weights.FILES["resnet18"]
-    assert "learns much less" in line and f"put it at {place}" in line and "--weights none" in line
+    url = f"http://127.0.0.1:9/{named_weights.FILES['resnet18']}"
+    assert "learns much less" in line and f"put {url} at {place}, or give `--weights FILE`, or `--weights none`" in line
+    assert "weights (Connection refused): " in line
     assert (made.model.weights, made.train.head_epochs, made.optimizer.trunk_lr_scale) == ("", 0, 1.0)
     tuned_epochs = resolved("classification", tmp_path / "data", "--weights", "resnet18.pth").recipe.train.epochs
     assert made.train.epochs > tuned_epochs
