@@ -278,6 +278,9 @@ def evaluate(flags: Sequence[str]) -> None:
     if is_rank_0():
         for line in score_text.of_classes(scores, "scores-*.json of the run", bool(arguments.labels)):
             print(line)
+        if arguments.split == "test" and (page := Path(scores.folder, "report.html")).is_file():
+            api.report(scores.folder)
+            _tell_page(page)
 
 
 def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str], own: Collection[str]) -> None:
