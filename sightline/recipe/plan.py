@@ -77,7 +77,8 @@ class Known:
         """Say what was decided, in a line."""
         given, run = Path(self["model.weights"] or ""), self["run.out"] or f"runs/{self.settings.recipe.name}"
         weights = f"weights {given.name if given.suffix else given}" if self["model.weights"] else "random weights"
-        self.lines.append(f"chosen: {network}, {weights}, {images}; `sightline inspect {run}` says why")
+        why = f"; `sightline inspect {run}` says why" if self.purpose == "train" else ""
+        self.lines.append(f"chosen: {network}, {weights}, {images}{why}")
 
     def ask_model(self) -> None:
         """Take what the network says of its images, once it is decided."""
