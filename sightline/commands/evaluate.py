@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from sightline.commands.start import ran_as_ranks_of_run, resolved_of
+from sightline.commands.start import ran_as_ranks_of_run, resolved_of, say_page
 from sightline.commands.words import (
     add_checkpoint,
     names_recipe,
@@ -73,6 +73,9 @@ def evaluate(flags: Sequence[str]) -> None:
     if is_rank_0():
         for line in score_text.of_classes(scores, "scores-*.json of the run", bool(arguments.labels)):
             print(line)
+        if arguments.split == "test" and (page := Path(scores.folder, "report.html")).is_file():
+            api.report(scores.folder)
+            say_page(page)
 
 
 def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str], own: Collection[str]) -> None:

@@ -26,7 +26,8 @@ def inspect(flags: Sequence[str]) -> None:
     from sightline import config
     from sightline.recipe.show import why
 
-    if rest and names_run(rest[0]):
+    is_run = bool(rest) and names_run(rest[0])
+    if is_run:
         settings = config.of_run("inspect", Path(rest[0]), rest[1:], arguments.recipe, own_flags(parser))
     else:
         refuse_recipe_of_no_run(arguments.recipe)
@@ -36,7 +37,7 @@ def inspect(flags: Sequence[str]) -> None:
     from sightline.commands import inspect_facts as measure
 
     path = getattr(recipe.data, "path", "")
-    if rest and names_run(rest[0]) and os.path.isabs(path) and not os.path.exists(path):
+    if is_run and os.path.isabs(path) and not os.path.exists(path):
         raise UsageError(f"the data of {rest[0]} were in {path}, which is gone; add --data.path DIR")
-    found = measure.inspect(recipe, run, arguments.lr_at, arguments.ranks)
+    found = measure.inspect(recipe, run, arguments.lr_at, arguments.ranks, is_run)
     print(measure.as_text(found, why(settings.differing()), arguments.json))

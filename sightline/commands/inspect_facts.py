@@ -13,15 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.engine.model import choose_trainable
 from sightline.engine.orders import length_of, train_order
-from sightline.errors import UsageError
+from sightline.errors import SightlineError, UsageError
 from sightline.parts import DataSpec
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
 
 
-def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int | None = None) -> dict[str, Any]:
+def inspect(
+    recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int | None = None, has_started: bool = False
+) -> dict[str, Any]:
     """Return facts about a recipe on `ranks` devices, by default those that --run.devices starts; facts that depend on
-    the data only with --data.path."""
+    the data only with --data.path. The weights of a run that has started may be gone."""
     ranks = max(1, run.devices) if ranks is None else ranks
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} must be at least 1")
@@ -53,8 +55,14 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int | No
     elif lr_at:
         raise UsageError("--lr-at needs to know the steps per epoch: give --data.path or --data.samples too")
     if getattr(recipe.model, "weights", ""):
-        loaded = recipe.model.load_weights(recipe.model.build(spec))
-        found["weights"] = {"note": loaded.note, "tensors": [asdict(row) for row in loaded.tensors]}
+        try:
+            loaded = recipe.model.load_weights(recipe.model.build(spec))
+            found["weights"] = {"note": loaded.note, "tensors": [asdict(row) for row in loaded.tensors]}
+        except SightlineError as error:
+            if not has_started:
+                raise
+            note = f"{str(error).removeprefix('weights ')}; the run has what it loaded at its start"
+            found["weights"] = {"note": note, "tensors": []}
     found["config"] = {**store.to_json(recipe), "run": vars(run)}
     return found
 
@@ -93,15 +101,18 @@ def as_text(found: dict[str, Any], why: Sequence[str], as_json: bool) -> str:
 
 
 def _weights_table(note: str, tensors: list[dict[str, str]]) -> list[str]:
-    """Return a line per tensor: what became of it, its name, its shape in the model, and its shape in the file."""
+    """Return a line per tensor that was not loaded as it is: what became of it, its name, its shape in the model, and
+    its shape in the file."""
     counts = Counter(row["state"] for row in tensors)
-    width = max((len(row["name"]) for row in tensors), default=0)
+    others = [row for row in tensors if row["state"] != "loaded"]
+    width = max((len(row["name"]) for row in others), default=0)
+    every = " (--json lists every one)" if len(others) < len(tensors) else ""
     return [
         f"  weights: {note}",
-        "  " + ", ".join(f"{count} tensors {state}" for state, count in counts.items()),
+        *(["  " + ", ".join(f"{count} tensors {state}" for state, count in counts.items()) + every] if counts else []),
         *(
             f"    {row['state']:9} {row['name']:{width}}  {row['here'] or '-'} <- {row['there'] or '-'}"
-            for row in tensors
+            for row in others
         ),
     ]
 

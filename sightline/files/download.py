@@ -158,7 +158,7 @@ def fetch_by_name(
         fetch(url, target, Expected(size, sha256), progress, patience, waits=True, room=room)
         return ""
     found = fetch(url, target, Expected(sha256=checksum_in(target.name)), progress, patience, waits=True, room=room)
-    values = {"url": _shown(url), "size": target.stat().st_size, "sha256": found}
+    values = {"url": shown_address(url), "size": target.stat().st_size, "sha256": found}
     with reporting_disk_errors(str(record)):
         replace_text(record, json.dumps(values) + "\n")
     return found
@@ -186,8 +186,10 @@ class _Transfer:
             self.size = found["size"]
         known = (self.size, self.expected.sha256, self.expected.md5)
         if self.size == _UNKNOWN or (found.get("size"), found.get("sha256"), found.get("md5", "")) != known:
-            raise UsageError(f"{self.path} exists but is not a partial download of {_shown(self.url)}; delete it")
-        if found.get("url") == _shown(self.url) and isinstance(found.get("validator"), str):
+            raise UsageError(
+                f"{self.path} exists but is not a partial download of {shown_address(self.url)}; delete it"
+            )
+        if found.get("url") == shown_address(self.url) and isinstance(found.get("validator"), str):
             self.validator = found["validator"]
         self._take_up()
 
@@ -220,7 +222,7 @@ class _Transfer:
         tries, wait_s = 0, self.patience.wait_s
         if self.done != self.size:
             given = f"{self.patience.timeout_s:g} s"
-            terminal.say(f"fetching {_shown(self.url)}; the server has {given} to answer", "stderr")
+            terminal.say(f"fetching {shown_address(self.url)}; the server has {given} to answer", "stderr")
         while self.size == _UNKNOWN or self.done < self.size:
             before = self.done
             try:
@@ -230,7 +232,7 @@ class _Transfer:
                     tries, wait_s = 0, self.patience.wait_s
                 tries += 1
                 if tries >= self.patience.tries:
-                    said = f"{_shown(self.url)}: {cut}; tried {tries} time{'s' * (tries > 1)}"
+                    said = f"{shown_address(self.url)}: {cut}; tried {tries} time{'s' * (tries > 1)}"
                     if not self.done:
                         raise _Unreachable(f"{said}; check the network and, behind a proxy, https_proxy") from cut
                     left = f"{self.done} of {self.size} bytes are in {self.path}, the same command resumes from there"
@@ -281,7 +283,7 @@ class _Transfer:
         strong = etag if not etag.startswith("W/") else ""  # a weak one promises no equal bytes
         self.validator = strong or answer.headers.get("Last-Modified", "")
         # Without what follows a "?": a signature there is as good as a password, and another one each time.
-        record = {"url": _shown(self.url), "size": self.size, "validator": self.validator}
+        record = {"url": shown_address(self.url), "size": self.size, "validator": self.validator}
         record |= {"sha256": self.expected.sha256, "md5": self.expected.md5}
         with reporting_disk_errors(str(self._record)):
             replace_text(self._record, json.dumps(record))
@@ -329,7 +331,7 @@ class _Transfer:
             os.rename(self.path, wrong)
             self._record.unlink(missing_ok=True)
             kept = f"; what came is kept as {wrong}"
-        raise NotFetched(f"{_shown(self.url)}: {reason}{kept}; it is not the file that was expected there")
+        raise NotFetched(f"{shown_address(self.url)}: {reason}{kept}; it is not the file that was expected there")
 
 
 # Files beside the target.
@@ -414,9 +416,11 @@ def check_url(url: str, first: str) -> None:
         named = re.sub("//.*@", "//", url.partition("?")[0], flags=re.DOTALL)  # no password is shown
         raise UsageError(f"{named[:200]!r} is not an address: {error}") from error
     if parts.username is not None or parts.password is not None:
-        raise UsageError(f"{_shown(url)}: an address with a user name or a password is not fetched; leave them out")
+        raise UsageError(
+            f"{shown_address(url)}: an address with a user name or a password is not fetched; leave them out"
+        )
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
-        raise UsageError(f"{_shown(url)}: only https is fetched; give the https address of the file")
+        raise UsageError(f"{shown_address(url)}: only https is fetched; give the https address of the file")
 
 
 def _is_loopback(host: str) -> bool:
@@ -426,7 +430,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _shown(url: str) -> str:
+def shown_address(url: str) -> str:
     """Return an address without what may be secret in it."""
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
@@ -450,7 +454,7 @@ def _opened(request: urllib.request.Request, timeout_s: float) -> Iterator[http.
         with answer:
             yield answer
         return
-    raise NotFetched(f"{_shown(request.full_url)}: more than {_REDIRECTS} redirects, or a circle of them")
+    raise NotFetched(f"{shown_address(request.full_url)}: more than {_REDIRECTS} redirects, or a circle of them")
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
@@ -474,7 +478,7 @@ def _moved(request: urllib.request.Request, location: str) -> urllib.request.Req
         url = urllib.parse.urljoin(request.full_url, location)
         check_url(url, request.full_url)
     except (UsageError, ValueError) as error:
-        raise NotFetched(f"{_shown(request.full_url)} leads to {error}") from error
+        raise NotFetched(f"{shown_address(request.full_url)} leads to {error}") from error
     return urllib.request.Request(url, headers=dict(request.header_items()))
 
 
@@ -493,9 +497,11 @@ def _network_errors(url: str) -> Iterator[None]:
             raise _NoSuchRange("the server has no such part of the file") from error
         if error.code in _TRANSIENT:
             raise _Cut(f"the server answers {error.code} {error.reason}") from error
-        raise _Unreachable(f"{_shown(url)}: the server answers {error.code} {error.reason}") from error
+        raise _Unreachable(f"{shown_address(url)}: the server answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError around the reason
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise _Unreachable(f"{_shown(url)}: its certificate is not accepted: {reason.verify_message}") from error
+            raise _Unreachable(
+                f"{shown_address(url)}: its certificate is not accepted: {reason.verify_message}"
+            ) from error
         raise _Cut(getattr(reason, "strerror", "") or str(reason) or type(reason).__name__) from error

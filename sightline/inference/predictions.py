@@ -71,6 +71,7 @@ class ResultFolder(Reporter):
         document = {"format": FORMAT, **about, "files": rows, "unreadable": unreadable}
         if not self.is_main:
             return document
+        self._tell_of_others()
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         self.replace(DOCUMENT, lambda path: path.write_text(text, encoding="utf-8"))
         table = _as_csv(self.columns, [line for row in rows for line in self.table_rows(row)])
@@ -96,6 +97,16 @@ class ResultFolder(Reporter):
     def replace(self, name: str, write: Callable[[Path], object]) -> None:
         """Write a file of the folder, in place of an old one."""
         write_whole(self.folder / name, write)
+
+    def _tell_of_others(self) -> None:
+        """Warn of what an earlier call has left in the folder, which is not of these files."""
+        try:
+            earlier = {row["file"] for row in json.loads((self.folder / DOCUMENT).read_text(encoding="utf-8"))["files"]}
+        except (OSError, ValueError, KeyError, TypeError):  # none, or not one of ours
+            return
+        if others := len(earlier - self._rows.keys()):
+            what = f"{others} other file{'s' * (others > 1)}"
+            self.say(f"warning: {self.folder} also holds results of {what} of an earlier call; {DOCUMENT} omits them")
 
     def _protect_inputs(self, results: Sequence[str]) -> None:
         """Refuse results that would overwrite the files of the user."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sightline.errors import UsageError
 from sightline.files.checkpoint_folder import sha256_of
-from sightline.files.download import NotFetched, Patience, checksum_in, fetch_by_name
+from sightline.files.download import NotFetched, Patience, checksum_in, fetch_by_name, shown_address
 from sightline.files.whole import user_cache
 from sightline.terminal.progress import shown_progress
 
@@ -52,6 +52,12 @@ def address(source: str) -> str:
     """Return where the file of torchvision:NAME or timm:NAME can be fetched. UsageError for a name without weights."""
     place = _place(source)
     return place[0] if place else ""
+
+
+def by_hand(source: str) -> str:
+    """Say where the file of torchvision:NAME or timm:NAME comes from, and where a cache would have it."""
+    place = _place(source)
+    return f"put {shown_address(place[0])} at {cache_folder() / place[1]}" if place else ""
 
 
 def _place(source: str) -> tuple[str, str] | None:

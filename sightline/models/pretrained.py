@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sightline.errors import SightlineError, UsageError
 from sightline.files.checkpoint_folder import run_of
-from sightline.files.download import Patience
+from sightline.files.download import NotFetched, Patience
 from sightline.models.config import OURS, TIMM, ArchConfig
-from sightline.models.named_weights import address, fetch_named, is_cached
+from sightline.models.named_weights import address, by_hand, fetch_named, is_cached
 from sightline.recipe.plan import Known
 from sightline.recipe.store import stored_in
 
@@ -35,9 +35,10 @@ def start_from(known: Known, published: str) -> bool:
     try:
         fetch_named(published, ONCE)
     except SightlineError as error:
+        remedy = f"{by_hand(published)}, or give" if isinstance(error, NotFetched) else "give"
         known.lines.append(
-            "no pretrained weights, so training starts from random ones: it takes longer, and learns much less from "
-            f"few images; `--weights none` says that this is meant. {error}"
+            f"no pretrained weights ({_reason(error)}): training takes longer and learns much less from few images; "
+            f"{remedy} `--weights FILE`, or `--weights none` if this is meant"
         )
         return False
     known.decide("model.weights", published, "weights of ImageNet are better than random ones for most photos")
@@ -67,6 +68,13 @@ def weights_of(arch: str) -> str:
         return source if arch and address(source) else ""
     except UsageError:
         return ""
+
+
+def _reason(error: BaseException) -> str:
+    """Return what the network or the server said, without the addresses around it."""
+    while error.__cause__ and not isinstance(error.__cause__, OSError):
+        error = error.__cause__
+    return str(error)
 
 
 def _is_known(arch: str) -> bool:

@@ -107,7 +107,7 @@ def of_recipe(recipe: Recipe, run: Run, name: str, description: str) -> str:
         "",
         "examples:",
         EXAMPLES.format(name, f" --weights {weights[1]} \\\n     " if weights else ""),
-        "the usual flags:",
+        "the usual flags:" if recipe.plan is None else "the usual flags; most defaults give way to the data:",
     ]
     for flag in (known[each] for each in USUAL if each in known):
         choices = taken(flag.hint) if get_origin(flag.hint) is Literal else ""

@@ -8,8 +8,10 @@ and takes it again when it resumes.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from sightline.parts import DataFacts, SplitFacts
@@ -53,9 +55,7 @@ class Known:
 
     def reopen(self, *names: str) -> None:
         """Decide fields after all that the network has values for."""
-        of_model = {name for name in names if self.settings[name].origin is Origin.MODEL}
-        left = {name: each for name, each in self.settings.values.items() if name not in of_model}
-        self.settings = replace(self.settings, values=left)
+        self.settings = reopened(self.settings, names)
 
     def decide_length(self, epochs: int, because: str, head_epochs: int = 0) -> None:
         """Set the epochs, how many of them train the head alone, and what is counted in epochs or steps: the patience,
@@ -69,14 +69,16 @@ class Known:
         if 0 < head_epochs < epochs:
             self.decide("train.head_epochs", head_epochs, "the gradients of a random head would damage the weights")
         evaluations = epochs // self["train.eval_every_epochs"]
-        self.decide("train.patience", max(3, evaluations * 2 // 5), f"two fifths of {evaluations} evaluations")
+        at_least = ", at least 3" * (evaluations * 2 // 5 < 3)
+        patience = max(3, evaluations * 2 // 5)
+        self.decide("train.patience", patience, f"two fifths of {evaluations} evaluations{at_least}")
 
     def say_chosen(self, network: str, images: str) -> None:
         """Say what was decided, in a line."""
-        weights = f"weights {self['model.weights']}" if self["model.weights"] else "random weights"
-        self.lines.append(
-            f"chosen: {network}, {weights}, {images}; every choice is a flag, `sightline inspect RUN` gives its reason"
-        )
+        given, run = Path(self["model.weights"] or ""), self["run.out"] or f"runs/{self.settings.recipe.name}"
+        weights = f"weights {given.name if given.suffix else given}" if self["model.weights"] else "random weights"
+        why = f"; `sightline inspect {run}` says why" if self.purpose == "train" else ""
+        self.lines.append(f"chosen: {network}, {weights}, {images}{why}")
 
     def ask_model(self) -> None:
         """Take what the network says of its images, once it is decided."""
@@ -88,3 +90,9 @@ def with_model(settings: Settings) -> Settings:
     model = settings.part("model")
     model.refuse_unknown()
     return settings.put(Origin.MODEL, {f"data.{name}": value for name, value in model.data_fields().items()})
+
+
+def reopened(settings: Settings, names: Collection[str]) -> Settings:
+    """Return settings without what the network says of these fields."""
+    of_model = {name for name in names if settings[name].origin is Origin.MODEL}
+    return replace(settings, values={name: each for name, each in settings.values.items() if name not in of_model})

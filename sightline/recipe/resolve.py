@@ -17,7 +17,7 @@ from sightline.files.typed_json import hints_of
 from sightline.parts import DataFacts
 from sightline.recipe import flags, store
 from sightline.recipe.former import as_started
-from sightline.recipe.plan import Known, Purpose, with_model
+from sightline.recipe.plan import Known, Purpose, reopened, with_model
 from sightline.recipe.recipe import Recipe, Run
 from sightline.recipe.settings import Origin, Settings
 
@@ -83,7 +83,8 @@ def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look") -> R
         f"data.{name}": value for name, value in following.items() if settings[f"data.{name}"].origin < Origin.MODEL
     }
     settings = settings.put(Origin.DERIVED, of_sizes, "matches data.size")
-    if of_sizes and not decided:
+    size = settings.values.get("data.size")
+    if of_sizes and not decided and not (size and size.origin is Origin.STORED):  # the run said so when it was started
         lines.append(_of_sizes(of_sizes))
     settings, smaller = _with_smaller_batch(settings, facts, folder)
     if facts.line:
@@ -102,7 +103,9 @@ def _with_plan(
         return settings, ()
     for run in (folder, folder / "fold-0", run_of(Path(resume))):
         if (kept := store.with_decisions_of(settings, run)) is not None:
-            return with_model(kept), ()
+            asked, origins = with_model(kept), store.origins_of(store.stored_in(run).get(store.ORIGINS))
+            decided = [name for name in asked.values if not origins.get(name, "").startswith("model")]
+            return store.with_decisions_of(reopened(asked, decided), run) or asked, ()
     if facts.count is None:
         return settings, ()
     known = Known(settings, facts, purpose)

@@ -33,6 +33,9 @@ def numbers(story: RunStory) -> str:
         if isinstance(last, dict) and story.last.get("step") != story.best.get("step"):
             score = as_score(_score(last.get(run.headline)))
             tiles.append((f"{title(run.headline)} {score}", f"last, {_epoch(story.last)}"))
+        tested = story.test.get("values")
+        if isinstance(tested, dict):
+            tiles.append((f"{title(run.headline)} {as_score(_score(tested.get(run.headline)))}", "test split"))
     if run.epochs_done is not None:
         tiles.append((f"{run.epochs_done} of {run.epochs or '?'}", "epochs"))
     if run.seconds is not None:
@@ -49,17 +52,22 @@ def numbers(story: RunStory) -> str:
 
 
 def speed(story: RunStory) -> str:
-    """Return the median of images per second; "" if the run has logged none."""
+    """Return the images per second of the last start, as its last line said; while there is none, the median of what
+    was logged; "" without either."""
+    if 0 < story.images_per_s < math.inf:
+        return f"{story.images_per_s:,.0f}"
     values = sorted(y for _, y in story.curves.get("train/images_per_s", []) if math.isfinite(y))
     return f"{values[len(values) // 2]:,.0f}" if values else ""
 
 
 def all_values(story: RunStory) -> str:
-    """Return every score of the best and of the last evaluation."""
+    """Return every score of the best and of the last evaluation, and those of the test split."""
     best, last = (each.get("values") for each in (story.best, story.last))
     columns = {f"best, {_epoch(story.best)}": best} if isinstance(best, dict) else {}
     if isinstance(last, dict) and (not columns or story.last.get("step") != story.best.get("step")):
         columns[f"last, {_epoch(story.last)}"] = last
+    if isinstance(tested := story.test.get("values"), dict):
+        columns[f"test split, step {story.test.get('step', '?')}"] = tested
     return values_beside(columns)
 
 

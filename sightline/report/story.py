@@ -48,10 +48,12 @@ class RunStory:
     epochs: list[tuple[float, float]] = field(default_factory=list)  # step at which an epoch ended, and its number
     best: dict[str, Any] = field(default_factory=dict)  # the content of scores-best.json
     last: dict[str, Any] = field(default_factory=dict)  # the content of scores.json
+    test: dict[str, Any] = field(default_factory=dict)  # of `evaluate --split test`, of the best checkpoint
     drawings: dict[str, Any] = field(default_factory=dict)  # of the worst samples of the best scores
     suspicious: dict[str, Any] = field(default_factory=dict)  # the content of suspicious.json
     events: list[tuple[float, str]] = field(default_factory=list)  # time and sentence
     skipped: dict[str, str] = field(default_factory=dict)  # samples that could not be read, and why
+    images_per_s: float = 0.0  # of the last start that ended, as its last line said
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -82,6 +84,7 @@ def read_story(folder: Path) -> RunStory:
     story.environment = _read(story, ENVIRONMENT, lambda: read_json(folder / ENVIRONMENT, 2**20))
     story.best = _read(story, BEST_SCORES, lambda: read_json(folder / BEST_SCORES, MAX_SCORES_BYTES))
     story.last = _read(story, SCORES, lambda: read_json(folder / SCORES, MAX_SCORES_BYTES))
+    story.test = _of_test(story, folder)
     story.drawings = _read(story, DRAWINGS, lambda: read_json(folder / DRAWINGS, MAX_SCORES_BYTES))
     story.suspicious = _read(story, SUSPICIOUS, lambda: read_json(folder / SUSPICIOUS, MAX_SCORES_BYTES))
     for name, read_lines in ((LOG, _read_log), (BAD_SAMPLES, _read_skipped)):
@@ -91,6 +94,15 @@ def read_story(folder: Path) -> RunStory:
             if name == LOG or not isinstance(error, FileNotFoundError):
                 story.problems.append(f"{name} cannot be read: {error.strerror}")
     return story
+
+
+def _of_test(story: RunStory, folder: Path) -> dict[str, Any]:
+    """Return scores of the test split of the run's own data; of several checkpoints those of the best, else the last
+    one's."""
+    files = (path.name for path in sorted(folder.glob("scores-*-test.json")))
+    found = [_read(story, name, lambda name=name: read_json(folder / name, MAX_SCORES_BYTES)) for name in files]
+    own = [each for each in found if each.get("data") == story.fields.get("data.path")]
+    return next((each for each in own if each.get("step") == story.best.get("step")), own[-1] if own else {})
 
 
 def _read(story: RunStory, name: str, read: Any) -> dict[str, Any]:
@@ -137,7 +149,9 @@ def _read_log(path: Path, story: RunStory) -> None:
                     if name not in NOT_CURVES and (value is None or _is_number(value)):
                         points = curves.setdefault(f"{kind}/{name}", {})
                         points[event["step"]] = math.nan if value is None else value
-            elif kind in TOLD and not str(event.get("text", "")).startswith(SKIPPED):
+            if kind in ("start", "resume", "exit"):
+                story.images_per_s = speed if _is_number(speed := event.get("images_per_s")) else 0.0
+            if kind in TOLD and not str(event.get("text", "")).startswith(SKIPPED):
                 story.events.append((time, _sentence(kind, event)))
     if left_out := max(0, len(story.events) - MOST_EVENTS):
         first, last = story.events[: MOST_EVENTS // 2], story.events[-MOST_EVENTS // 2 :]

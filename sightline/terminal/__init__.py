@@ -93,8 +93,10 @@ def behind(stream: TextIO | None) -> TextIO | None:
 
 
 def can_draw(stream: IO[str] | None) -> bool:
-    """Return whether a stream is a terminal that lets the cursor be moved; that of a notebook only says so."""
-    return stream is not None and stream.isatty() and not type(stream).__module__.startswith("ipykernel")
+    """Return whether a stream is a terminal that lets the cursor be moved; that of a notebook only says so, both to its
+    kernel and to commands after `!`, which inherit the kernel's environment."""
+    is_notebooks = type(stream).__module__.startswith("ipykernel") or "JPY_PARENT_PID" in os.environ
+    return stream is not None and stream.isatty() and not is_notebooks
 
 
 def guard(*kinds: type) -> None:

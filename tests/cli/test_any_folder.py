@@ -390,6 +390,20 @@ def test_refusals_say_what_was_found_and_what_to_do(sightline, pets: Path, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_boxes_and_classes_name_the_recipe_that_reads_them(sightline, pets: Path, tmp_path: Path):
+    for split in ("train", "val"):
+        (tmp_path / "yolo/images" / split).mkdir(parents=True)
+        (tmp_path / "yolo/labels" / split).mkdir(parents=True)
+        shutil.copy(sorted(pets.rglob("*.*"))[0], tmp_path / f"yolo/images/{split}/{split}.png")
+        (tmp_path / f"yolo/labels/{split}/{split}.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    (tmp_path / "yolo/data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat]\n")
+    said = sightline("train", "classification", "--data", tmp_path / "yolo")
+    assert said.code == 2 and "holds images with boxes (for `sightline train detection`)" in said.err, said
+    for recipe in ("detection", "segmentation"):
+        said = sightline("train", recipe, "--data", pets)
+        assert said.code == 2 and "holds images with a label (for `sightline train classification`)" in said.err, said
+
+
 def test_a_class_of_one_image_trains_and_check_says_that_nothing_validates_it(sightline, pets: Path, tmp_path: Path):
     (pets / "zebra").mkdir()
     shutil.copy(sorted(pets.rglob("*.*"))[0], pets / "zebra" / "only.png")

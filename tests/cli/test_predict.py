@@ -275,6 +275,20 @@ def test_results_go_into_a_new_folder_of_the_run_where_no_other_is_named(sightli
     assert lines == [[str(star), found["class"], str(found["id"]), str(found["score"])] for found in row["found"]]
 
 
+def test_results_of_other_files_in_the_folder_are_named(sightline, run: Path, shapes: Path, tmp_path: Path):
+    first, *others = sorted((shapes / "val").rglob("*.jpg"))[:3]
+    for file in (first, *others):
+        shutil.copy(file, tmp_path / f"{file.parent.name}-{file.name}")
+    one, *more = (str(tmp_path / f"{file.parent.name}-{file.name}") for file in (first, *others))
+    out = tmp_path / "out"
+
+    said = [sightline("predict", str(run), *files, "--out", str(out)).out for files in ([one], [one], more)]
+
+    warning = f"warning: {out} also holds results of 1 other file of an earlier call; predictions.json omits them"
+    assert [warning in each for each in said] == [False, False, True]
+    assert Path(one).name in {file.name for file in out.iterdir()}  # nothing is deleted
+
+
 def test_drawings_of_earlier_calls_are_not_predicted(sightline, run: Path, shapes: Path):
     shutil.copy(shapes / "val" / "star" / "00000.jpg", run.parent / "x.jpg")
     for _ in range(2):

@@ -124,6 +124,18 @@ def test_the_test_split_of_class_folders_is_scored_whole(sightline, run: Path, p
     assert json.loads(file.read_text())["values"]["top1"] == pytest.approx(right / count)
 
 
+def test_the_report_of_a_run_shows_its_test_scores(sightline, run: Path, paints: Path, tmp_path: Path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    assert "report" not in sightline("evaluate", str(copy), "--split", "test", *HERE).out  # a run without a page
+    assert not (copy / "report.html").exists()
+    api.report(copy)
+    (copy / "scores-ckpt-00000006-test.json").unlink()
+    said = sightline("evaluate", str(copy), "--split", "test", *HERE)
+    assert said.code == 0 and said.out.endswith(f"report: {copy / 'report.html'}\n")
+    score = json.loads((copy / "scores-ckpt-00000006-test.json").read_text())["values"]["top1"]
+    assert f"<b>top1 {score:.4f}</b><small>test split</small>" in (copy / "report.html").read_text()
+
+
 def test_other_data_are_scored_on_their_own_test_split(sightline, run: Path, paints: Path, tmp_path: Path):
     draw(tmp_path / "other", train="train", test="testing")
     said = sightline("evaluate", run, "--split", "test", "--data.path", tmp_path / "other", *HERE)

@@ -79,8 +79,9 @@ def test_inspect_shows_what_becomes_of_every_tensor(run, sightline):
 
     text, found = sightline(*arguments).out, json.loads(sightline(*arguments, "--json").out)
 
-    assert "  120 tensors loaded, 2 tensors at random\n" in text
-    assert "    loaded    conv1.weight" in text
+    assert "  120 tensors loaded, 2 tensors at random (--json lists every one)\n" in text
+    assert "conv1.weight" not in text
+    assert {"state": "loaded", "name": "conv1.weight"}.items() <= found["weights"]["tensors"][0].items()
     assert re.search(r"^    at random fc.bias +3 <- 5$", text, re.MULTILINE)
     assert [row["name"] for row in found["weights"]["tensors"] if row["state"] == "at random"] == [
         "fc.weight",

@@ -300,6 +300,9 @@ def _unknown(name: str, path: str, expected: str) -> str:
     if not os.path.exists(path):
         return f"--data.path '{path}' does not exist, or is a link that leads nowhere; expected {expected}"
     found = contents(Path(path))
+    others = [each for each in _RECIPES if each not in (name, "open_source") and recognised(each, path)]
+    if others and name == "open_source":  # boxes have their images one folder deeper
+        return f"--data.path '{path}' holds {_RECIPES[others[0]]}, which this recipe cannot read; found there: {found}"
     for below in subfolders(Path(path)):
         if recognised(name, inner := os.path.join(path, below)):
             return f"--data.path '{path}' holds data one folder deeper; use --data.path {shlex.quote(inner)}"
@@ -335,9 +338,9 @@ def _module(name: str) -> Any:
 
 
 _RECIPES = {  # folders of images and masks could also be two classes
-    "open_boxes": "images with boxes (for ssd_resnet34 and demo_detection)",
-    "open_masks": "images with masks (for segmentation)",
-    "open_source": "images with a label (for recipes such as resnet50)",
+    "open_boxes": "images with boxes (for `sightline train detection`)",
+    "open_masks": "images with masks (for `sightline train segmentation`)",
+    "open_source": "images with a label (for `sightline train classification`)",
     "open_volumes": "prepared volumes (for unet2d, finetune_segmentation and demo_segmentation)",
 }
 _LABELLED = (

@@ -81,7 +81,9 @@ def test_without_weights_one_line_says_what_that_costs_and_how_to_get_them(tmp_p
     made = found.recipe
     (line,) = (line for line in found.lines if "no pretrained weights" in line)
     place = tmp_path / "cache/sightline/weights" / named_weights.FILES["resnet18"]
-    assert "learns much less" in line and f"put it at {place}" in line and "--weights none" in line
+    url = f"http://127.0.0.1:9/{named_weights.FILES['resnet18']}"
+    assert "learns much less" in line and f"put {url} at {place}, or give `--weights FILE`, or `--weights none`" in line
+    assert "weights (Connection refused): " in line
     assert (made.model.weights, made.train.head_epochs, made.optimizer.trunk_lr_scale) == ("", 0, 1.0)
     tuned_epochs = resolved("classification", tmp_path / "data", "--weights", "resnet18.pth").recipe.train.epochs
     assert made.train.epochs > tuned_epochs
@@ -172,6 +174,26 @@ def test_several_labels_per_image_are_not_weighted(tmp_path: Path):
     (tmp_path / "data/labels.csv").write_text("\n".join(["file,label", *rows]))
     found = resolved("classification", tmp_path / "data", "--weights", "none")
     assert found.recipe.data.class_weights == "none" and "several labels per image" in found.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        ("--weights tf_efficientnet_lite0.safetensors", 96),  # of timm, which would have 224
+        ("--model.arch timm:tf_efficientnet_lite0 --weights none", 96),
+        ("--weights timm:test_vit", 160),  # the only one that it takes
+        ("--weights timm:tf_efficientnet_lite0 --data.size 64", 64),
+    ],
+)
+def test_a_run_keeps_the_sizes_that_were_decided_against_its_networks_own(tmp_path: Path, flags: str, size: int):
+    data = draw(tmp_path / "data", {"a": 12, "b": 12})
+    first = resolved("classification", data, *flags.split())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.yaml").write_text(store.dump(first.recipe, first.run))
+    again = resolved("classification", data, *flags.split())
+    assert again.recipe == first.recipe and again.recipe.data.size == size
+    assert again.recipe.origins == first.recipe.origins
+    assert len(again.lines) == 1 + ("--data.size" in flags)  # on the data, and what follows a typed size
 
 
 def test_a_run_keeps_what_was_decided_at_its_start(tmp_path: Path, cached: None):

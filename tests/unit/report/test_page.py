@@ -119,6 +119,30 @@ def test_the_numbers_of_a_run(tmp_path: Path):
     assert [row for row in tables(html)[-2] if row[0] != "command"] == [["ranks", "2"], ["packages", "torch 2.9, x 1"]]
 
 
+def test_the_speed_is_that_of_the_last_line_of_the_run(tmp_path: Path):
+    exits = [{"event": "exit", "time": 1011.5, "code": 130, "reason": "stopped", "images_per_s": 41.0}]
+    run = write_run(tmp_path / "run", more=exits)
+    assert ("200", "images per second") in boxes(page_of(run)), "another start has ended since, without a number"
+    with (run / "log.jsonl").open("a") as log:
+        log.write(
+            json.dumps({"event": "exit", "time": 4662.0, "code": 0, "reason": "finished", "images_per_s": 1234.4})
+        )
+    assert ("1,234", "images per second") in boxes(page_of(run))
+
+
+def test_scores_of_the_test_split_stand_beside_those_of_val(tmp_path: Path):
+    run = write_run(tmp_path / "run")
+    for step, top1, data in ((3, 0.625, "/data/pets"), (5, 0.25, "/data/pets"), (9, 0.125, "/other")):
+        scores = {"step": step, "split": "test", "data": data, "values": {"top1": top1, "samples": 8.0}}
+        (run / f"scores-ckpt-0000000{step}-test.json").write_text(json.dumps(scores))
+    html = page_of(run)
+    assert boxes(html)[2] == ("top1 0.6250", "test split")  # of the best checkpoint
+    assert table_of(html, "score")[0] == ["score", "best, epoch 1", "last, epoch 2", "test split, step 3"]
+    assert table_of(html, "score")[1] == ["top1", "0.7500", "0.5000", "0.6250"]
+    (run / "scores-ckpt-00000003-test.json").unlink()
+    assert ("top1 0.2500", "test split") in boxes(page_of(run))  # of the run's own data
+
+
 BOXES = {
     "values": {
         "ap": 0.25,

@@ -150,3 +150,13 @@ def test_a_traceback_is_shown_too():
     command = [sys.executable, "-c", TRACEBACK.format(name=HOSTILE)]
     done = subprocess.run(command, env=os.environ, capture_output=True, timeout=60)
     assert done.returncode == 1 and f"RuntimeError: {SHOWN}".encode() in done.stderr and b"\x1b" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
+def test_bars_are_drawn_on_terminals_but_not_below_a_cell_of_a_notebook(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    near, far = os.openpty()
+    with os.fdopen(near), os.fdopen(far, "w") as stream:
+        assert terminal.can_draw(stream) and not terminal.can_draw(None)
+        monkeypatch.setenv("JPY_PARENT_PID", "1")  # as a kernel has it: `!sightline ...` gets a pseudo-terminal
+        assert not terminal.can_draw(stream)
