@@ -298,11 +298,17 @@ def _trace(files: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
         words += ["-p", "no:cacheprovider", "-vv", *files]
         environ["PYTHONPATH"] = os.pathsep.join([str(REPO / "tests"), environ["PYTHONPATH"]])
         with (KEPT / "trace.log").open("w") as log:
-            subprocess.run([sys.executable, "-m", "pytest", *words], cwd=REPO, env=environ, stdout=log, stderr=log)
+            command, loads = [sys.executable, "-m", "pytest", *words], []
+            tracing = subprocess.Popen(command, cwd=REPO, env=environ, stdout=log, stderr=log)
+            while tracing.poll() is None:
+                loads.append(os.getloadavg()[0])
+                time.sleep(5)
         said = (KEPT / "trace.log").read_text()
         seconds: Counter[str] = Counter()
         for taken, test in re.findall(r"^([0-9.]+)s (?:call|setup|teardown) +(\S.*)$", said, flags=re.MULTILINE):
             seconds[test] += float(taken)
+        share = max(1.0, sum(loads) / len(loads) / (os.cpu_count() or 1))  # of processes that waited for each core
+        seconds = Counter({test: taken / share for test, taken in seconds.items()})
         runs: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         for path in Path(folder).glob("data.*"):
             data = coverage.CoverageData(str(path))
@@ -536,7 +542,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--below", default="", help="draw in this folder or file only, e.g. data/sources")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds of tests for one bug")
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="seconds of tests for one bug, as they take when traced on free cores"
+    )
     parser.add_argument("--only", type=int, nargs="+", help="numbers of this draw")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the bugs that are caught, too")
     arguments = parser.parse_args()
