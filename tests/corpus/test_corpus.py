@@ -43,6 +43,7 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
 RECORDS = os.environ.get("CORPUS") == "record"
 WORLD = runpy.run_path(str(HERE / "world.py"))
+OF_RUNS = re.compile(r"\{(runs?|copy|drawn|labels|boxes|slices|prepared)\}|run\.onnx")  # what a training leaves
 FILES = sorted(HERE.glob("*.txt"))
 
 
@@ -57,15 +58,20 @@ def cases(file: Path) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of world.py with their runs; read only, commands that write get a copy."""
+    """The folders of world.py; read only, commands that write get a copy."""
+    return warm.once(tmp_path_factory, "corpus", lambda folder: WORLD["make"](folder / "world")) / "world"
 
-    def fill(folder: Path) -> None:
-        WORLD["make"](folder / "world")
+
+@pytest.fixture(scope="session")
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its runs, which take longer than most cases."""
+
+    def fill(_: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder / "world")
-            WORLD["train"](folder / "world", lambda line: _must(*_run_command(line)))
+            patch.chdir(world)
+            WORLD["train"](world, lambda line: _must(*_run_command(line)))
 
-    return warm.once(tmp_path_factory, "corpus", fill) / "world"
+    warm.once(tmp_path_factory, "corpus-runs", fill)
 
 
 def _must(code: object, said: str) -> None:
@@ -73,7 +79,11 @@ def _must(code: object, said: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_every_case_answers_as_before(file: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_case_answers_as_before(
+    file: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    if OF_RUNS.search(file.read_text("utf-8")):
+        request.getfixturevalue("trained")
     monkeypatch.setenv("COLUMNS", "120")
     wrong, recorded = [], []
     for i, (command, expected) in enumerate(cases(file)):
@@ -97,7 +107,7 @@ def test_every_case_answers_as_before(file: Path, world: Path, tmp_path: Path, m
 def answered(command: str, world: Path, place: Path) -> list[str]:
     """Run a case in an empty folder; return its lines."""
     out = place / "out"
-    names = {path.stem: path for path in [*world.iterdir(), *(world / "runs").iterdir()]}
+    names = {path.stem: path for path in [*world.iterdir(), *(world / "runs").glob("*")]}
     names |= {"out": out, "world": world, "copy": place / "copy"}
     if "{copy}" in command:  # of a run that the command changes
         shutil.copytree(world / "runs" / "run", names["copy"])

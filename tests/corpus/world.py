@@ -69,6 +69,11 @@ def make(world: Path) -> None:
     _spoil_boxes(world)
     _spoil_masks(world)
     shutil.copytree(HERE / "scripts", world / "scripts")
+    (world / "lines.txt").write_text(
+        "# of a page\nexport PT_HPU_LAZY_MODE=0\nexport HCCL_OVER_TCP=1 DATA=/d\n\n"
+        "train.py --data-path $DATA --nonsense 3\n"
+        "$PYTHON train.py \\\n  --data-path /d --epochs 3\ntorchrun --nproc-per-node 2 train.py --data-path <path>\n"
+    )
 
 
 def _spoil_classes(world: Path, image) -> None:
