@@ -49,3 +49,4 @@ for epoch in range(90):
 
         total += loss
     schedule.step()
+    print(epoch, total)
