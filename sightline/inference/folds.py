@@ -12,7 +12,7 @@ from typing import Any
 from sightline.data.volumes.plan import is_plain_name
 from sightline.errors import BadData, UsageError
 from sightline.files.checkpoint_folder import MANIFEST, STATE, names_in
-from sightline.files.results import is_result
+from sightline.files.our_folders import is_result
 from sightline.files.typed_json import read_json, typed
 from sightline.recipe.recipe import Recipe
 from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES, SCORES

@@ -11,7 +11,7 @@ from sightline import terminal
 from sightline.engine.setup import set_up
 from sightline.engine.signals import ignore_stops, leaving_at_once
 from sightline.errors import DiskError, OutOfMemory, PeerLost, SightlineError, unforeseen_disk_error
-from sightline.files.results import refuse_among_data
+from sightline.files.our_folders import refuse_among_data
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.watchdog import Watchdog

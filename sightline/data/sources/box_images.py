@@ -31,8 +31,8 @@ from sightline.data.sources.layouts import (
 )
 from sightline.errors import BadData, BadSample
 from sightline.files.image_bytes import read_bytes
+from sightline.files.our_folders import is_result
 from sightline.files.plain_yaml import read_yaml
-from sightline.files.results import is_result
 from sightline.parts import Split
 
 _PUBLISHED = re.compile(r"(train|val)20\d\d")  # folders of COCO's zips

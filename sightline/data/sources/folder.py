@@ -21,7 +21,7 @@ from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOption
 from sightline.data.sources.layouts import IMAGES, Place, Splits
 from sightline.errors import BadData, first_of
 from sightline.files.image_bytes import read_bytes
-from sightline.files.results import is_result
+from sightline.files.our_folders import is_result
 from sightline.parts import Split
 
 # Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.

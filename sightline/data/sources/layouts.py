@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.errors import BadData, UsageError, first_of
+from sightline.files.our_folders import is_result
 from sightline.files.plain_yaml import read_yaml, to_text
-from sightline.files.results import is_result
 from sightline.files.typed_json import read_json, short
 from sightline.parts import DataConfig, Split
 
