@@ -1,5 +1,5 @@
-"""Masks that are drawn from outlines when they are asked for: polygons and run lengths of COCO's json files, polygons
-of YOLO's labels. Outlines stay in their files, of which they are most; an index says where each one begins.
+"""Masks that are drawn from outlines when they are asked for: polygons and run lengths of COCO's json files, and, in
+yolo.py, polygons of labels. Outlines stay in their files, of which they are most; an index says where each one begins.
 
 Run lengths are read here, within bounds, because strangers wrote them; polygons are filled by the code that scores
 COCO, to the pixels that pycocotools gives.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,10 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sightline.data.contents import PathsBelow
-from sightline.data.formats.coco import read_instances, refuse
+from sightline.data.formats.coco import read_instances
 from sightline.data.formats.image_headers import MAX_PIXELS
-from sightline.data.formats.yolo import MAX_LABEL_BYTES, Line, read_lines
-from sightline.data.sources import IGNORED, SourceOptions, index_files, spread
+from sightline.data.sources import IGNORED, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations, chunks_of, of_instances
 from sightline.data.sources.box_images import missing_images
 from sightline.data.sources.layouts import Splits, no_test_split
@@ -33,7 +32,6 @@ from sightline.parts import Split
 
 BACKGROUND = "background"
 _MOST_BYTES = 4 * MAX_ENTRY  # of one object: a letter takes up to four
-_LOOKED_AT = 64  # labels of YOLO that tell whether they are polygons
 LEAST_POLYGON = 6  # numbers
 _MOST_STEPS = 2**24  # along the edges of one polygon, in fifths of a pixel: it is followed in such steps
 _BITS, _MORE, _SIGN = 5, 0x20, 0x10  # of a letter of compressed run lengths
@@ -157,45 +155,6 @@ class CocoMasks(OutlineImages):
         if not isinstance(entry, dict) or entry.get("image_id") != int(self.annotations.image_ids[index]):
             raise BadSample(self.name(index), f"{self.file} has changed since it was indexed; start again")
         return entry.get("segmentation")
-
-
-class YoloMasks(OutlineImages):
-    """Images whose outlines are the polygons of YOLO's labels, which lie over those of earlier lines."""
-
-    def __init__(
-        self,
-        layout: Splits,
-        split: Split,
-        every: Annotations,
-        labels: Mapping[str, Path | None],
-        options: SourceOptions,
-    ):
-        place = layout.place(split)
-        super().__init__("yolo", layout, split, every, options, str(place.labels or place.images))
-        found = [labels.get(self.names[row]) for row in range(len(self))]
-        self.labels = index_files.Names.of([os.fsencode(label.absolute()) if label else b"" for label in found])
-        for index in spread(len(self), _LOOKED_AT):
-            self._lines(index)
-
-    def outlines(self, index: int) -> Iterator[tuple[Any, int]]:
-        sides = self.size(index)[::-1]
-        for line in self._lines(index):
-            corners = np.asarray(line.polygon, np.float64).reshape(-1, 2) * sides
-            yield [corners.ravel().tolist()], int(self.index_of[line.category])
-
-    def _lines(self, index: int) -> list[Line]:
-        """Read the label of an image; BadSample if it has boxes."""
-        if not (file := self.labels[index]):
-            return []
-        try:
-            with open(file, "rb") as opened:
-                lines = read_lines(opened.read(MAX_LABEL_BYTES + 1), file, len(self.index_of), refuse)
-        except OSError as error:
-            raise BadSample(self.name(index), f"{file} cannot be read: {error.strerror}") from error
-        if boxes := [number for number, line in enumerate(lines, 1) if not line.polygon]:
-            expected = "expected its outline, class x1 y1 x2 y2 x3 y3 ...; a detection recipe takes boxes"
-            raise BadSample(self.name(index), f"object {boxes[0]} of {file} is a box, {expected}")
-        return lines
 
 
 def _check_outlines(found: Outlined, options: SourceOptions) -> None:

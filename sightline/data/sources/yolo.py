@@ -8,7 +8,7 @@ image without a label file, or with an empty one, has no objects. Images are in 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sightline.data.formats.coco import Image, Instances, Wrong, refuse
-from sightline.data.formats.yolo import MAX_LABEL_BYTES, Line, in_pixels, read_lines
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
+from sightline.data.formats.coco import FAULTS, Image, Instances, Wrong, refuse
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files, spread
 from sightline.data.sources.annotations import Annotations, kept_or_read, of_instances
 from sightline.data.sources.box_images import UNKNOWN_SIDE, BoxImages, kind_described, list_files, open_split, sides_of
 from sightline.data.sources.layouts import (
@@ -34,8 +33,8 @@ from sightline.data.sources.layouts import (
     subfolders,
     test_folder,
 )
-from sightline.data.sources.outlines import YoloMasks
-from sightline.errors import BadData, UsageError, first_of
+from sightline.data.sources.outlines import OutlineImages
+from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import short
 from sightline.parts import Split
@@ -45,6 +44,13 @@ CLASSES = "classes.txt"
 _YAMLS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 _MOST_YAMLS = 20  # of other names that are looked into
 _MAX_CLASSES_BYTES = 2**20
+_LOOKED_AT = 64  # labels that tell whether they are polygons
+MAX_LABEL_BYTES = 16 * 2**20  # of one image: 400,000 boxes
+MAX_CLASSES = 10_000  # where nothing names them
+_BOX = 5  # columns
+_LEAST_POLYGON = 7
+_LARGEST = 1e9  # what is beyond is not a share of anything
+_OVER = 0.5  # pixels: rounded shares put edges that far over the border; they are put on it
 
 
 def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxImages:
@@ -205,6 +211,45 @@ def _lines(file: Path, classes: int, wrong: Wrong) -> list[Line]:
         wrong("unreadable entry", str(file), f"cannot be read: {error.strerror}")
         return []
     return read_lines(data, str(file), classes, wrong)
+
+
+class YoloMasks(OutlineImages):
+    """Images whose outlines are the polygons of YOLO's labels, which lie over those of earlier lines."""
+
+    def __init__(
+        self,
+        layout: Splits,
+        split: Split,
+        every: Annotations,
+        labels: Mapping[str, Path | None],
+        options: SourceOptions,
+    ):
+        place = layout.place(split)
+        super().__init__("yolo", layout, split, every, options, str(place.labels or place.images))
+        found = [labels.get(self.names[row]) for row in range(len(self))]
+        self.labels = index_files.Names.of([os.fsencode(label.absolute()) if label else b"" for label in found])
+        for index in spread(len(self), _LOOKED_AT):
+            self._lines(index)
+
+    def outlines(self, index: int) -> Iterator[tuple[Any, int]]:
+        sides = self.size(index)[::-1]
+        for line in self._lines(index):
+            corners = np.asarray(line.polygon, np.float64).reshape(-1, 2) * sides
+            yield [corners.ravel().tolist()], int(self.index_of[line.category])
+
+    def _lines(self, index: int) -> list[Line]:
+        """Read the label of an image; BadSample if it has boxes."""
+        if not (file := self.labels[index]):
+            return []
+        try:
+            with open(file, "rb") as opened:
+                lines = read_lines(opened.read(MAX_LABEL_BYTES + 1), file, len(self.index_of), refuse)
+        except OSError as error:
+            raise BadSample(self.name(index), f"{file} cannot be read: {error.strerror}") from error
+        if boxes := [number for number, line in enumerate(lines, 1) if not line.polygon]:
+            expected = "expected its outline, class x1 y1 x2 y2 x3 y3 ...; a detection recipe takes boxes"
+            raise BadSample(self.name(index), f"object {boxes[0]} of {file} is a box, {expected}")
+        return lines
 
 
 def detect(path: str) -> bool:
@@ -421,3 +466,69 @@ def _listed_classes(root: Path) -> tuple[str, ...]:
             continue
         return tuple(name.strip() for name in text.splitlines() if name.strip())
     return ()
+
+
+class Line(NamedTuple):
+    """An object: the number of its class, its left, top, right and bottom edge as shares, and its outline."""
+
+    category: int
+    edges: tuple[float, float, float, float]
+    polygon: tuple[float, ...] = ()  # x and y of its corners by turns; () of a box
+
+
+def read_lines(data: bytes, name: str, classes: int, wrong: Wrong) -> list[Line]:
+    """Read a label file: a line per object, `class cx cy w h` or a polygon, `class x1 y1 x2 y2 x3 y3 ...`, as shares of
+    the image's sides. Lines that are reported to `wrong` are left out. `classes` is how many there are; 0 allows any.
+    """
+    if len(data) > MAX_LABEL_BYTES:
+        wrong("unreadable entry", name, f"has more than the {MAX_LABEL_BYTES} bytes allowed for one label file")
+        return []
+    lines = []
+    for number, line in enumerate(data.decode("utf-8-sig", "replace").splitlines(), 1):
+        if not (words := line.split()):
+            continue
+        try:
+            lines.append(_read_line(words, classes))
+        except _WrongLine as error:
+            wrong(error.kind, f"{name}:{number}", str(error))
+    return lines
+
+
+def in_pixels(lines: list[Line], height: int, width: int) -> np.ndarray:
+    """Return x, y, width, height of each line's box in an image of this size, (n, 4) float64."""
+    edges = np.asarray([line.edges for line in lines], np.float64).reshape(-1, 4) * (width, height, width, height)
+    ends = np.asarray((width, height), np.float64)
+    low, high = edges[:, :2], edges[:, 2:]
+    low = np.where((low < 0) & (low >= -_OVER), 0, low)
+    high = np.where((high > ends) & (high <= ends + _OVER), ends, high)
+    extent = high - low
+    # A sum that rounding puts over the border would count as outside.
+    extent = np.where((high <= ends) & (low + extent > ends), np.nextafter(extent, 0), extent)
+    return np.concatenate([low, extent], 1)
+
+
+class _WrongLine(Exception):
+    def __init__(self, text: str, kind: str = "unreadable entry"):
+        super().__init__(text)
+        self.kind = kind
+
+
+def _read_line(words: list[str], classes: int) -> Line:
+    is_polygon = len(words) >= _LEAST_POLYGON and len(words) % 2 == 1
+    if len(words) != _BOX and not is_polygon:
+        raise _WrongLine(f"{len(words)} values, expected class cx cy w h, or class and a polygon x1 y1 x2 y2 x3 y3 ...")
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        raise _WrongLine(f"{short(' '.join(words))} is not a line of numbers") from None
+    if not all(abs(number) <= _LARGEST for number in numbers):  # a NaN is not either
+        raise _WrongLine(f"{short(' '.join(words))}, expected finite numbers", f"box {FAULTS[1]}")
+    category, shares = numbers[0], numbers[1:]
+    most = (classes or MAX_CLASSES) - 1
+    if category != int(category) or not 0 <= category <= most:
+        raise _WrongLine(f"class {words[0]}, expected a whole number from 0 to {most}", "unknown category")
+    if is_polygon:
+        across, down = shares[::2], shares[1::2]
+        return Line(int(category), (min(across), min(down), max(across), max(down)), tuple(shares))
+    x, y, wide, tall = shares
+    return Line(int(category), (x - wide / 2, y - tall / 2, x + wide / 2, y + tall / 2))
