@@ -12,11 +12,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sightline.engine.model import choose_trainable
-from sightline.engine.orders import length_of, train_order
+from sightline.engine.orders import train_order
 from sightline.errors import SightlineError, UsageError
 from sightline.parts import DataSpec
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
+from sightline.train.schedules import length_of
 
 
 def inspect(

@@ -1,8 +1,9 @@
-"""Orders and length of a run, as the fields of a recipe describe them; data/loading/order.py carries them out."""
+"""The order of samples in a run, as the fields of a recipe describe them; data/loading/order.py carries them out."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sightline.data.loading.balanced import BalancedOrder, ClassMembers
 from sightline.data.loading.order import EvalOrder, TrainOrder
@@ -10,8 +11,9 @@ from sightline.errors import UsageError
 from sightline.hardware.world import World
 from sightline.parts import Bound
 from sightline.recipe.recipe import Recipe
-from sightline.train.config import TrainConfig
-from sightline.train.schedules import RunLength
+
+if TYPE_CHECKING:
+    from sightline.train.config import TrainConfig
 
 
 def train_order(config: TrainConfig, items: int, samples_per_item: int, rank: int = 0, ranks: int = 1) -> TrainOrder:
@@ -65,8 +67,3 @@ def eval_order(config: TrainConfig, samples: int, world: World, most_at_once: in
         order = EvalOrder(samples, batch, world.rank, world.size)
     most = config.eval_max_steps * order.local_batch * order.ranks
     return replace(order, samples=min(samples, most)) if most else order
-
-
-def length_of(config: TrainConfig, order: TrainOrder) -> RunLength:
-    """Return how long a run over this order is."""
-    return RunLength(config.epochs, order.steps_per_epoch, order.samples_per_epoch, config.global_batch)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import as_dataclass, typed
 from sightline.runs.screen import as_score
-from sightline.train.schedules import ScheduleConfig
+
+if TYPE_CHECKING:
+    from sightline.train.schedules import ScheduleConfig
 
 VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation
 

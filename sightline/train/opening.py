@@ -11,7 +11,7 @@ from functools import partial
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.engine.model import build_model
-from sightline.engine.orders import eval_order, length_of, train_order_of
+from sightline.engine.orders import eval_order, train_order_of
 from sightline.engine.progress import TrainProgress, refuse_unwatchable
 from sightline.engine.signals import StopSignals
 from sightline.hardware.world import World
@@ -28,7 +28,7 @@ from sightline.train.meter import Meter
 from sightline.train.over import refuse_diverged, why_over
 from sightline.train.profile import ProfileWindow, parse_window
 from sightline.train.saver import Saver
-from sightline.train.schedules import RunLength
+from sightline.train.schedules import RunLength, length_of
 from sightline.train.session import Session
 from sightline.train.start import open_data
 from sightline.train.state import TrainState

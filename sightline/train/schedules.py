@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sightline.errors import UsageError
 from sightline.recipe.part import AtLeast, AtMost, Part, foreign_defaults, refuse_foreign_fields
+
+if TYPE_CHECKING:
+    from sightline.data.loading.order import TrainOrder
+    from sightline.train.config import TrainConfig
 
 FIELDS_OF_KIND: dict[str, set[str]] = {
     "constant": set(),
@@ -36,6 +40,11 @@ class RunLength:
     def steps(self) -> int:
         """Return the optimizer updates of all epochs."""
         return self.epochs * self.steps_per_epoch
+
+
+def length_of(config: TrainConfig, order: TrainOrder) -> RunLength:
+    """Return how long a run over this order is."""
+    return RunLength(config.epochs, order.steps_per_epoch, order.samples_per_epoch, config.global_batch)
 
 
 @dataclass(frozen=True)

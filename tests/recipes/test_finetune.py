@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from sightline import api
-from sightline.engine.orders import length_of, train_order
+from sightline.engine.orders import train_order
+from sightline.train.schedules import length_of
 
 HEADS = {"finetune_classification": ("fc.",), "finetune_detection": ("extras.", "heads.")}
 HEADS |= {"finetune_segmentation": ("heads.",), "segmentation": ("decoder.", "head.")}
