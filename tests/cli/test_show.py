@@ -246,5 +246,5 @@ def test_any_recipe_part_may_lack_a_drawing(tmp_path: Path, shapes: Path):
         loss = predict = metric = None
 
     recipe, run = config.load(NAME, [f"--data.path={shapes}", *SMALL])
-    with pytest.raises(UsageError, match="Own has no seen"):
+    with pytest.raises(UsageError, match="Own has no `seen`"):
         draw_sheet(replace(recipe, task=Own()), run, None, tmp_path / "a.png")

@@ -15,6 +15,7 @@ from sightline.hardware.world import World
 from sightline.recipe import store
 from sightline.runs.log import RunLog
 from sightline.train import start
+from sightline.train.session import Session
 
 CUDA = devices.KINDS["cuda"]  # nothing below touches it
 
@@ -81,7 +82,7 @@ def test_a_resumed_run_keeps_its_decoder_without_measuring(folder, tmp_path, sto
     api.train(*api.load("demo_classification", [*flags, f"--run.out={tmp_path}", f"--data.decoder={stored}"]))
     recipe, run = api.load("demo_classification", [*flags, f"--run.out={tmp_path}"])
     log = RunLog(tmp_path, attempt=None)
-    assert start._decodes_on_host(opened(folder / "64"), recipe, run, CUDA, World(), log) is expected
+    assert start._decodes_on_host(opened(folder / "64"), Session(recipe, run, CUDA, World(), log)) is expected
 
 
 @pytest.mark.parametrize(

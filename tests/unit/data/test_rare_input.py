@@ -11,9 +11,9 @@ from pycocotools import mask as coco_mask
 from together import together
 
 from sightline.data.augment.fields import MaskFields
-from sightline.data.formats import class_table, outlines, yolo
+from sightline.data.formats import class_table
 from sightline.data.formats.records import HEADER_BYTES, scan_frames
-from sightline.data.sources import coco_tfrecord, open_boxes, tfrecord
+from sightline.data.sources import coco_tfrecord, open_boxes, outlines, tfrecord, yolo
 from sightline.errors import BadData, BadSample, UsageError
 
 # Tables of classes
