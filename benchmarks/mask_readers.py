@@ -128,7 +128,6 @@ SETS: list[tuple[str, str, str, Sequence[str], Reader]] = [  # repository, folde
     ),
     ("kainatzahra98/Semantic-Seg-Dataset", ".", "Pillow", BOTH, Values("train/{1}_mask.png")),
     ("zhixuhao/unet", "data/membrane", "Pillow", BOTH, Values("train/label/{1}.png")),
-    ("lisawen0707/soybean", "soybean", "Pillow", BOTH, Values("segmentation_image/{1}.png")),
 ]
 
 
