@@ -135,6 +135,36 @@ def test_an_exported_network_finds_what_the_run_finds_in_windows(sightline, disc
     assert (masks[0] == masks[1]).mean() > 0.999
 
 
+def test_two_images_are_enough_and_any_size_is_predicted(sightline, tmp_path: Path):
+    data, run, out = draw(tmp_path / "two", 2), tmp_path / "run", tmp_path / "out"
+    mask = data / "masks" / "00.png"
+    Image.fromarray(np.zeros_like(np.array(Image.open(mask)))).save(mask)  # without an object
+    said = sightline("train", "segmentation", "--data", data, "--out", run, *SHORT)
+    assert said.code == 0 and "data: 2 classes, 1 + 1 images" in said.out, said
+    (tmp_path / "any").mkdir()
+    noise = np.random.default_rng(0).integers(0, 255, (150, 210, 3), dtype=np.uint8)
+    for name, part in (("large", noise), ("tiny", noise[:20, :9])):
+        Image.fromarray(part).save(tmp_path / "any" / f"{name}.png")
+    windows = ["--task.whole-pixels=5000", "--no-draw"]
+    said = sightline("predict", run, tmp_path / "any", "--out", out, *windows, *HERE)
+    assert said.code == 0 and "2 of 2 files predicted" in said.out, said
+    found = {path.name: np.array(Image.open(path)) for path in out.glob("*_mask.png")}
+    assert {name: each.shape for name, each in found.items()} == {
+        "large_mask.png": (150, 210),
+        "tiny_mask.png": (20, 9),
+    }
+    assert all(set(np.unique(each)) <= {0, 255} for each in found.values())
+
+
+def test_too_little_to_train_on_is_said(sightline, tmp_path: Path):
+    said = sightline("train", "segmentation", "--data", draw(tmp_path / "one", 1), *SHORT)
+    assert said.code == 3 and "has 1 images; at least 2 are needed" in said.err, said
+    empty = draw(tmp_path / "empty", 4, values=(0, 0))
+    said = sightline("train", "segmentation", "--data", empty, *SHORT)
+    assert said.code == 3 and "the masks hold 0 alone, 2 classes are needed" in said.err, said
+    assert "skip" not in said.err  # would not help
+
+
 def test_pairs_beside_each_other_and_an_image_that_cannot_be_read(sightline, discs: Path, tmp_path: Path):
     data = tmp_path / "data"
     data.mkdir()

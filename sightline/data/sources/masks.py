@@ -28,7 +28,8 @@ from sightline.files.image_bytes import read_bytes
 from sightline.parts import Split
 
 _UNKNOWN = 256  # in a table of values
-_REMEDY = "`sightline check` lists all of them; --data.on-bad-sample skip leaves single images out"
+_REMEDY = "`sightline check` lists all of them"
+_SKIP = "; --data.on-bad-sample skip leaves these images out"
 
 
 @dataclass
@@ -131,7 +132,8 @@ def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
         raise no_test_split("masks", f"none of the images in {found.files[place].images} has a mask")
     problems = [each for each in found.problems if not (options.skips_missing and each[0] in OF_ONE)]
     if problems or found.classes is None:
-        raise BadData(f"{path}: {_in_one(problems, path)}; {_REMEDY}")
+        skip = _SKIP if {kind for kind, *_ in problems} <= set(OF_ONE) else ""
+        raise BadData(f"{path}: {_in_one(problems, path)}; {_REMEDY}{skip}")
     return MaskFileImages(found, found.classes, split, options, path)
 
 

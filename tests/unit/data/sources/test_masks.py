@@ -164,6 +164,55 @@ def test_coco_masks_are_those_of_pycocotools(shared_data, tmp_path, split, capsy
     assert crowds
 
 
+def inside(corners: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return which centres of pixels lie in a polygon: an edge count to the right of them, by the even-odd rule."""
+    y, x = np.mgrid[:height, :width] + 0.5
+    found = np.zeros((height, width), bool)
+    for (x0, y0), (x1, y1) in zip(corners, np.roll(corners, -1, 0), strict=True):
+        crosses = (y0 > y) != (y1 > y)
+        found ^= crosses & (x < (x1 - x0) * (y - y0) / np.where(crosses, y1 - y0, 1) + x0)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
+def test_yolo_polygons_are_those_of_pycocotools_and_of_geometry(tmp_path):
+    from pycocotools import mask as coco_mask
+
+    rng, expected, shapes = np.random.default_rng(5), {}, {}
+    for folder in ("images", "labels"):
+        (tmp_path / folder / "train").mkdir(parents=True)
+    (tmp_path / "data.yaml").write_text("train: images/train\nnames: [cat, dog]\n")
+    for number in range(12):
+        height, width = rng.integers(30, 80, 2).tolist()
+        Image.new("RGB", (width, height)).save(tmp_path / "images" / "train" / f"{number:02}.png")
+        mask, lines = np.zeros((height, width), np.uint8), []
+        for kind in rng.integers(0, 2, 3).tolist():
+            count = int(rng.integers(3, 12))  # a star around the centre, of which some reaches beyond the image
+            angles, far = np.sort(rng.uniform(0, 2 * np.pi, count)), rng.uniform(0.1, 0.5, count)
+            shares = np.clip(
+                rng.uniform(0.2, 0.8, 2) + np.stack([np.cos(angles), np.sin(angles)], 1) * far[:, None], 0, 1
+            )
+            lines.append(" ".join(map(repr, [kind, *shares.ravel().tolist()])))
+            corners = shares * (width, height)
+            mask[coco_mask.decode(coco_mask.frPyObjects([corners.ravel().tolist()], height, width))[..., 0] > 0] = (
+                kind + 1
+            )
+            shapes.setdefault(number, []).append((kind + 1, inside(corners, height, width)))
+        expected[f"{number:02}"] = mask
+        (tmp_path / "labels" / "train" / f"{number:02}.txt").write_text("\n".join(lines))
+    source = opened(tmp_path, "val", split="all")
+    assert len(source) == 12
+    differs = total = 0
+    for index in range(12):
+        found = source.mask(index)
+        assert np.array_equal(found, expected[Path(source.name(index)).stem])
+        plain = np.zeros_like(found)
+        for kind, where in shapes[index]:
+            plain[where] = kind
+        differs, total = differs + int((plain != found).sum()), total + int((plain > 0).sum())
+    assert differs < 0.03 * total  # pixels that an edge cuts
+
+
 def test_categories_of_one_name_are_one_class(data, tmp_path):
     """Roboflow lists its project as a category too, which may be called like a class of it."""
     LAYOUTS["coco"](data, tmp_path)
