@@ -304,3 +304,21 @@ def test_a_row_takes_few_bytes_of_memory(tmp_path: Path):
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     count, taken = map(int, ended.stdout.split())
     assert count == len(rows) and taken < 250 * count, f"{taken / count:.0f} bytes a row"
+
+
+def test_of_very_many_columns_all_that_hold_bits_are_classes(tmp_path: Path):
+    """From the hundredth column on only bits are looked for; one with a word in its last row is no class."""
+    names = [f"c{number:03d}" for number in range(120)]
+    shown = [[names[i % 60], names[i % 60 + 60]] for i in range(240)]
+    rows = [(f"{i}.jpg", str(some), *(int(name in some) for name in names)) for i, some in enumerate(shown)]
+    draw(tmp_path, [row[0] for row in rows])
+    write(tmp_path / "train.csv", ("Id", "Genre", *names), rows)
+    found = both(tmp_path)
+    assert said(found).startswith("file names from column Id, labels from column Genre (120 columns of 0 and 1 agree")
+    assert found["train"].classes == tuple(names) and labels(found)["3.jpg"] == ("c003", "c063")
+    rows[-1] = (*rows[-1][:117], "unsure", *rows[-1][118:])  # c115
+    write(tmp_path / "train.csv", ("Id", "Genre", *names), rows)
+    with pytest.raises(
+        BadData, match="in Genre, or in 119 columns of 0 and 1, which disagree in 4 lines, e.g. 57, 117"
+    ):
+        both(tmp_path)
