@@ -322,3 +322,17 @@ def test_of_very_many_columns_all_that_hold_bits_are_classes(tmp_path: Path):
         BadData, match="in Genre, or in 119 columns of 0 and 1, which disagree in 4 lines, e.g. 57, 117"
     ):
         both(tmp_path)
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_line_that_comes_three_times_is_compared_with_its_first(tmp_path: Path, at: int):
+    rows = [(f"{i}.jpg", "ab"[i % 2]) for i in range(6)]
+    draw(tmp_path, [row[0] for row in rows])
+    write(tmp_path / "labels.csv", ("file", "label"), [*rows, rows[at], rows[at]])
+    assert "2 repeated lines left out" in said(both(tmp_path)) and len(labels(both(tmp_path))) == 6
+    write(tmp_path / "labels.csv", ("file", "label"), [*rows, rows[at], (rows[at][0], "c"), (rows[0][0], "d")])
+    with pytest.raises(
+        BadData, match=f"line 9: {at}.jpg is in .*labels.csv line {at + 2} too; keep one line"
+    ) as raised:
+        both(tmp_path)
+    assert "line 10: 0.jpg is in" in str(raised.value) and "labels.csv line 2 too" in str(raised.value)
