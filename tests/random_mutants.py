@@ -6,10 +6,15 @@
 
 The first call traces the default tests once (coverage.py; about ten minutes) to learn which tests run which line. The
 map is kept in .mutants/: changed test files are traced again, of a changed file of the package all tests that ran it
-count; delete the folder to begin anew. Then each bug is written into a copy of the tree and the tests
-that run its line, also in a process that they fork, are run, the most specific first, until one fails or `--limit`
-seconds of tests are used up. What runs only in a process that a test starts anew, or kills, counts for no test.
-Bugs of tests/equivalent_mutants.txt, which nobody could notice, are listed apart.
+count; delete the folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its
+line, also in a process that they fork, are run, the most specific first, until one fails or `--limit` seconds of tests
+are used up, as they take on free cores. Of a constant or a field the tests of what reads it are run. What runs only in
+a process that a test starts anew, or kills, counts for no test. The tests that caught a bug are run once more without
+one: those that fail then have caught nothing, and their bugs are tried again.
+
+Left out of the rate, with their numbers: bugs of tests/equivalent_mutants.txt, which nobody could notice, and by rule
+what only a GPU shows (a dropped `device=` of a new tensor, `non_blocking=` or `pin_memory=`, a dropped wait for the
+device) or only a clock or a meter of memory (how long `time.sleep` sleeps, a dropped `time.sleep` or `gc.collect`).
 """
 
 from __future__ import annotations

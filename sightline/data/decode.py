@@ -147,7 +147,7 @@ def decode_channels(data: bytes, name: str, header: Header, channels: int, bits:
         else:
             with _opened_with_pillow(data, header) as image:
                 if channels == 1:
-                    values = np.asarray(image.getchannel(0) if image.mode == "LA" else image)
+                    values = _grey_of(image)
                 else:
                     values = np.asarray(image) if image.mode == "RGBA" and channels == 4 else _to_rgb(image)
     values = values.astype(np.uint16 if bits == 16 else np.uint8, copy=False)
@@ -176,10 +176,17 @@ def pixels_of(image: Image.Image, name: str, grey: bool = False) -> np.ndarray:
         upright.info.pop("transparency", None)  # of a copy: dropped like alpha
         if not grey:
             return _to_rgb(upright)
-        values = np.asarray(upright.getchannel(0) if upright.mode == "LA" else upright)
+        values = _grey_of(upright)
     except (OSError, SyntaxError, ValueError) as error:  # its file is read only now
         raise BadSample(name, f"cannot be read: {error}; fetch it again or leave it out") from error
     return values.astype(np.uint16 if values.dtype.itemsize > 1 else np.uint8)[..., None]
+
+
+def _grey_of(image: Image.Image) -> np.ndarray:
+    """Return the grey levels of an image, without alpha; one of two colours has 0 and 255, as `decode_rgb` gives."""
+    if image.mode == "1":
+        image = image.convert("L")
+    return np.asarray(image.getchannel(0) if image.mode == "LA" else image)
 
 
 def is_grey(image: Image.Image) -> bool:

@@ -279,6 +279,20 @@ def test_larc(apex: Any, clip: bool):
     expect_close(got, weights)
 
 
+def test_larc_is_otherwise_the_optimizer_that_it_wraps(apex: Any):
+    weight = nn.Parameter(torch.ones(3))
+    inner = torch.optim.SGD([weight], lr=0.25, momentum=0.5)
+    outer = apex.parallel.LARC(inner)
+    assert outer.param_groups is inner.param_groups and outer.state is inner.state
+    assert outer.state_dict() == inner.state_dict() and outer.defaults["momentum"] == 0.5
+    weight.grad = torch.ones(3)
+    outer.zero_grad()
+    assert weight.grad is None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = outer.nothing
+    assert copy.deepcopy(outer).param_groups[0]["lr"] == 0.25
+
+
 def test_optimizer_state_goes_on_after_a_reload(apex: Any):
     model = nn.Linear(3, 2)
     optimizer = apex.optimizers.FusedLAMB(model.parameters(), lr=0.1)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from pycocotools import mask as coco_mask
 from together import together
 
 from sightline.data.augment.fields import MaskFields
+from sightline.data.decode import decode_channels, read_header
 from sightline.data.formats import class_table
 from sightline.data.formats.records import HEADER_BYTES, scan_frames
+from sightline.data.inputs import as_channels, decode_given
 from sightline.data.sources import coco_tfrecord, open_boxes, outlines, tfrecord, yolo
 from sightline.errors import BadData, BadSample, UsageError
 
@@ -44,6 +48,53 @@ def test_tables_are_read_as_they_are_written(tmp_path: Path):
     assert found is not None and found.names == {0x010203: "road", 0xFF0010: "car"}
     assert table(tmp_path, "classes.csv", "file,label\na.png,x\n") is None
     assert table(tmp_path, "classes.csv", "\n") is None
+
+
+# Images of other channels and depths than most
+
+
+@together(
+    ("mode", "form", "channels", "bits"),
+    [
+        ("RGB", "JPEG", 3, 8),
+        ("L", "JPEG", 1, 8),
+        ("L", "JPEG", 3, 8),
+        ("RGB", "PNG", 3, 8),
+        ("RGBA", "PNG", 4, 8),
+        ("RGBA", "PNG", 3, 8),
+        ("LA", "PNG", 1, 8),
+        ("P", "PNG", 3, 8),
+        ("1", "PNG", 1, 8),
+        ("L", "PNG", 1, 16),
+        ("RGB", "BMP", 3, 16),
+        ("RGB", "JPEG", 3, 16),
+        ("I;16", "PNG", 1, 16),
+    ],
+)
+def test_channels_and_bits_are_those_of_pillow(mode: str, form: str, channels: int, bits: int):
+    rng = np.random.default_rng(3)
+    drawn = Image.fromarray(rng.integers(0, 256, (6, 5, 4), np.uint8), "RGBA")
+    deep = rng.integers(0, 65536, (6, 5), np.uint16)
+    image = Image.fromarray(deep) if mode == "I;16" else drawn.convert("RGB").convert(mode)
+    stored = io.BytesIO()
+    image.save(stored, form)
+    found = decode_channels(stored.getvalue(), "x", read_header(stored.getvalue(), "x"), channels, bits)
+    with Image.open(io.BytesIO(stored.getvalue())) as opened:
+        wanted = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
+        expected = deep if mode == "I;16" else np.asarray(opened.convert(wanted))
+    assert found.dtype == (np.uint16 if bits == 16 else np.uint8)
+    assert found.tolist() == expected.reshape(6, 5, channels).tolist()
+
+
+def test_an_image_of_two_colours_is_the_same_from_a_file_in_training_in_prediction_and_in_memory():
+    image = Image.fromarray(np.array([[0, 255, 255], [255, 0, 0]], np.uint8)).convert("1")
+    stored = io.BytesIO()
+    image.save(stored, "PNG")
+    data = stored.getvalue()
+    expected = [[[0], [255], [255]], [[255], [0], [0]]]
+    assert decode_channels(data, "x", read_header(data, "x"), 1, 8).tolist() == expected
+    assert decode_given(data, "x", 1, 8).tolist() == expected
+    assert as_channels(image, "x", 1, 8).tolist() == expected
 
 
 # Outlines

@@ -44,3 +44,9 @@ def test_a_box_without_a_partner_is_counted(theirs: tuple[torch.Tensor, ...]):
     ours = (BOXES, SCORES, LABELS)
     assert match_boxes(ours, theirs)[:2] == match_boxes(theirs, ours)[:2] == (1, 2)
     assert match_boxes(ours, theirs) + Matched(3, 4, 0.5) == Matched(4, 6, 0.5)
+
+
+def test_one_box_is_the_partner_of_one_only():
+    twice = tuple(each[:, [0, 0, 2]] for each in (BOXES, SCORES, LABELS))
+    assert match_boxes(twice, (BOXES, SCORES, LABELS))[:2] == (1, 2)
+    assert match_boxes(twice, twice)[:2] == (2, 2)

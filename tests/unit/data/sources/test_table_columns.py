@@ -305,3 +305,35 @@ def test_a_row_takes_few_bytes_of_memory(tmp_path: Path):
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     count, taken = map(int, ended.stdout.split())
     assert count == len(rows) and taken < 250 * count, f"{taken / count:.0f} bytes a row"
+
+
+def test_of_very_many_columns_all_that_hold_bits_are_classes(tmp_path: Path):
+    """From the hundredth column on only bits are looked for; one with a word in its last row is no class."""
+    names = [f"c{number:03d}" for number in range(120)]
+    shown = [[names[i % 60], names[i % 60 + 60]] for i in range(240)]
+    rows = [(f"{i}.jpg", str(some), *(int(name in some) for name in names)) for i, some in enumerate(shown)]
+    draw(tmp_path, [row[0] for row in rows])
+    write(tmp_path / "train.csv", ("Id", "Genre", *names), rows)
+    found = both(tmp_path)
+    assert said(found).startswith("file names from column Id, labels from column Genre (120 columns of 0 and 1 agree")
+    assert found["train"].classes == tuple(names) and labels(found)["3.jpg"] == ("c003", "c063")
+    rows[-1] = (*rows[-1][:117], "unsure", *rows[-1][118:])  # c115
+    write(tmp_path / "train.csv", ("Id", "Genre", *names), rows)
+    with pytest.raises(
+        BadData, match="in Genre, or in 119 columns of 0 and 1, which disagree in 4 lines, e.g. 57, 117"
+    ):
+        both(tmp_path)
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_line_that_comes_three_times_is_compared_with_its_first(tmp_path: Path, at: int):
+    rows = [(f"{i}.jpg", "ab"[i % 2]) for i in range(6)]
+    draw(tmp_path, [row[0] for row in rows])
+    write(tmp_path / "labels.csv", ("file", "label"), [*rows, rows[at], rows[at]])
+    assert "2 repeated lines left out" in said(both(tmp_path)) and len(labels(both(tmp_path))) == 6
+    write(tmp_path / "labels.csv", ("file", "label"), [*rows, rows[at], (rows[at][0], "c"), (rows[0][0], "d")])
+    with pytest.raises(
+        BadData, match=f"line 9: {at}.jpg is in .*labels.csv line {at + 2} too; keep one line"
+    ) as raised:
+        both(tmp_path)
+    assert "line 10: 0.jpg is in" in str(raised.value) and "labels.csv line 2 too" in str(raised.value)
