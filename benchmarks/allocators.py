@@ -24,7 +24,7 @@ import psutil
 
 from sightline import config
 from sightline.data.loading.cache import read_once
-from sightline.hardware.setup import set_up
+from sightline.engine.setup import set_up
 from sightline.measure.benchmark import OurLoader
 from sightline.measure.provenance import provenance, result_file
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from sightline import config
-from sightline.hardware.setup import set_up
+from sightline.engine.setup import set_up
 from sightline.hardware.world import World
 from sightline.measure import peers
 from sightline.measure.benchmark import OurStep, synthetic_data

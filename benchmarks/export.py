@@ -25,16 +25,17 @@ import torch
 from torch import Tensor, nn
 
 from sightline import config, recipes
+from sightline.engine import checkpoint
+from sightline.engine.model import build_model
+from sightline.engine.progress import TrainProgress
 from sightline.export import formats
+from sightline.export.by_task import outputs_of
 from sightline.export.run import ExportOptions, export
 from sightline.export.served import Served
 from sightline.hardware import devices
 from sightline.measure.provenance import provenance, result_file
 from sightline.parts import DataSpec
 from sightline.recipe import store
-from sightline.train import checkpoint
-from sightline.train.model import build_model
-from sightline.train.progress import TrainProgress
 
 CLASSES = ("circle", "square", "star", "ring")
 SHAPES = DataSpec(CLASSES, 2, (64, 64), (), ())  # of `prepare shapes`
@@ -136,7 +137,7 @@ def main() -> None:
     rows = []
     for name in args.recipes:
         with tempfile.TemporaryDirectory() as folder:
-            flags = [LOW_THRESHOLD] if config.load(name, [])[0].task.decodes else []
+            flags = [LOW_THRESHOLD] if outputs_of(config.load(name, [])[0].task).decodes else []
             for format_name in args.formats:
                 rows.append(measure(name, format_name, args.batches, Path(folder), flags))
                 print(json.dumps(rows[-1]), flush=True)

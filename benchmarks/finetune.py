@@ -32,7 +32,7 @@ from sightline import api
 from sightline.data.prepare import decathlon as prepare_decathlon
 from sightline.data.prepare import shapes as prepare_shapes
 from sightline.data.prepare.shapes.images import CATEGORY_IDS
-from sightline.data.volumes.decathlon import read_plan, write_plan
+from sightline.data.volumes.plan import read_plan, write_plan
 from sightline.hardware import devices
 from sightline.measure.provenance import provenance, result_file
 

@@ -175,7 +175,7 @@ def longer(arguments: argparse.Namespace, until: float, took: float) -> tuple[tu
 def score(arguments: argparse.Namespace, flags: list[str]) -> None:
     """Score one configuration: folds on their own cases, then folds and ensemble on cases that none has seen."""
     from sightline import api
-    from sightline.evaluate.postprocessing import chosen
+    from sightline.inference.postprocessing import chosen
 
     name, folder = arguments.score, arguments.work / arguments.score
     given = json.loads((arguments.work / f"{name}.flags").read_text())
@@ -218,7 +218,7 @@ def dice(found: dict[str, Any], arguments: argparse.Namespace, largest: tuple[in
     """Return the mean Dice over cases, of each class and in all, and the Dice of every case."""
     from sightline.data.volumes.components import keep_largest
     from sightline.data.volumes.files import read_label
-    from sightline.evaluate.label_files import Counts, scores_of
+    from sightline.inference.label_files import Counts, scores_of
 
     counts = []
     for name, each in sorted(found.items()):
@@ -255,7 +255,7 @@ def write(
 ) -> None:
     """Write everything, with where it was measured."""
     from sightline import config
-    from sightline.hardware.setup import set_up
+    from sightline.engine.setup import set_up
     from sightline.measure.provenance import provenance, result_file
 
     _, device, _ = set_up(*config.load("unet2d", flags))

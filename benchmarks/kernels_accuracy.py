@@ -81,7 +81,7 @@ def differences(found: dict[str, list[dict[str, Any]]], key: str) -> dict[str, A
 def write(arguments: argparse.Namespace, flags: list[str], found: dict[str, Any], compared: dict[str, Any]) -> None:
     """Write every loss and score, with where they were measured."""
     from sightline import config
-    from sightline.hardware.setup import set_up
+    from sightline.engine.setup import set_up
     from sightline.measure.provenance import provenance, result_file
     from sightline.recipe import store
 

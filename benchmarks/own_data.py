@@ -52,7 +52,8 @@ RUNS = {
         "demo_detection": "demo_detection",
     },
     "segmentation": {
-        "{recipe}": "{recipe}",
+        "{recipe}": "{recipe} --weights {weights}",
+        "FCN loop": LOOP + " --weights {weights}",
         "torchvision loop": LOOP,
         "demo_segmentation": "demo_segmentation --data {prepared} --data.task own",
     },
@@ -153,11 +154,14 @@ def call(job: Job, words: Sequence[str], cores: list[int]) -> float:
 
 
 def overlap(truth: Path, seen: Path) -> dict[str, float]:
-    """Return the mean over classes of intersection over union, and of Dice but for the background, of all pixels."""
+    """Return the mean over classes of intersection over union, and of Dice but for the background, of all pixels that
+    count: 255 does not, except beside 0 alone."""
     counts = np.zeros((256, 256), dtype=np.int64)
-    for path in sorted(truth.iterdir()):
+    for path in sorted(truth.glob("*.png")):
         wanted, found = (np.array(Image.open(each)) for each in (path, seen / f"{path.stem}{MASK}"))
         np.add.at(counts, (wanted.ravel(), found.ravel()), 1)
+    if counts[1:255].any():
+        counts[255] = 0
     both, sums = counts.diagonal(), counts.sum(0) + counts.sum(1)
     there = counts.sum(1) > 0
     dice = 2 * both[there] / sums[there]

@@ -181,11 +181,15 @@ def detection(args: argparse.Namespace) -> dict[str, float]:
 
 
 class Masks(Dataset[Any]):
-    """Images and their masks."""
+    """Images and masks, whose values are renumbered from 0 on. 255 stays, to be ignored, except beside 0 alone."""
 
     def __init__(self, folder: Path, transform: Callable[..., Any]):
         self.images = sorted((folder / "images").iterdir())
         self.transform, self.masks = transform, folder / "masks"
+        found = {value for path in self.masks.glob("*.png") for value in np.unique(np.array(Image.open(path))).tolist()}
+        self.values = np.array(sorted(found if found <= {0, 255} else found - {255}), np.uint8)
+        self.numbers = np.full(256, 255, np.uint8)
+        self.numbers[self.values] = np.arange(len(self.values))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -193,29 +197,56 @@ class Masks(Dataset[Any]):
     def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         path = self.images[place]
         image = v2.functional.pil_to_tensor(Image.open(path).convert("RGB"))
-        mask = torch.from_numpy(np.array(Image.open(self.masks / f"{path.stem}.png")))
+        mask = torch.from_numpy(self.numbers[np.array(Image.open(self.masks / f"{path.stem}.png"))])
         return self.transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
 
 
+class Last(nn.Module):
+    """The features of timm that torchvision's FCN takes."""
+
+    def __init__(self, backbone: nn.Module):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the smallest features."""
+        return {"out": self.backbone(images)[-1]}
+
+
+def network(args: argparse.Namespace, classes: int) -> Any:
+    """Return a network of torchvision with random weights; with --weights its FCN on a classifier of timm."""
+    if args.weights in (None, "none"):
+        name = args.network or "lraspp_mobilenet_v3_large"
+        return models.get_model(name, weights=None, weights_backbone=None, num_classes=classes)
+    import timm
+
+    backbone: Any = timm.create_model(
+        args.network or Path(args.weights).stem,
+        pretrained=True,
+        pretrained_cfg_overlay={"file": args.weights},
+        features_only=True,
+        output_stride=16,
+    )
+    channels = backbone.feature_info.channels()[-1]
+    return models.segmentation.FCN(Last(backbone), models.segmentation.fcn.FCNHead(channels, classes))
+
+
 def segmentation(args: argparse.Namespace) -> dict[str, float]:
-    """Train a network of torchvision from random weights, and write its masks of the test images."""
+    """Train a network of torchvision, and write its masks of the test images."""
     size = args.size or 256
     end = [v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True)]
     end += [v2.Normalize(MEAN, STD)]
     augment = [v2.RandomResizedCrop(size, scale=(0.25, 1), antialias=True), v2.RandomHorizontalFlip()]
     augment += [v2.RandomPhotometricDistort()]
     train_set = Masks(args.data, v2.Compose([*augment, *end]))
-    classes = 1 + max(int(np.array(Image.open(path)).max()) for path in train_set.masks.iterdir())
     test_set = Masks(args.test, v2.Compose(end))
-    name = args.network or "lraspp_mobilenet_v3_large"
-    model: Any = models.get_model(name, weights=None, weights_backbone=None, num_classes=classes)
-    model = model.to(DEVICE, memory_format=torch.channels_last)
+    model = network(args, len(train_set.values)).to(DEVICE, memory_format=torch.channels_last)
 
     def logits(images: torch.Tensor) -> torch.Tensor:
         return model(images.to(DEVICE, non_blocking=True, memory_format=torch.channels_last))["out"]
 
     def loss(images: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(logits(images), masks.to(DEVICE, non_blocking=True))
+        return nn.functional.cross_entropy(logits(images), masks.to(DEVICE, non_blocking=True), ignore_index=255)
 
     model.train()
     found = train(args, train_set, [{"params": list(model.parameters()), "lr": args.lr}], loss)
@@ -226,7 +257,8 @@ def segmentation(args: argparse.Namespace) -> dict[str, float]:
             image, _ = test_set[place]
             small = v2.functional.resize(image, [size], antialias=True)
             full = nn.functional.interpolate(logits(small[None]).float(), image.shape[-2:], mode="bilinear")
-            Image.fromarray(full[0].argmax(0).byte().cpu().numpy()).save(args.masks / f"{path.stem}{MASK}")
+            mask = train_set.values[full[0].argmax(0).cpu().numpy()]
+            Image.fromarray(mask).save(args.masks / f"{path.stem}{MASK}")
     return found
 
 
@@ -245,7 +277,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="loader processes")
     parser.add_argument("--out", type=Path, required=True, help="json file of the scores")
     parser.add_argument("--masks", type=Path, help="folder of predicted masks, for segmentation")
-    parser.add_argument("--weights", help="file of timm, for classification")
+    parser.add_argument("--weights", help="file of timm; for segmentation, of what lies below torchvision's FCN")
     parser.add_argument("--network", default="", help="name in timm or torchvision; without: that of the weights' file")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--trunk-lr-scale", type=float, default=1.0, help="of the layers below the head")

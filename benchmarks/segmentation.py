@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline import api, config
-from sightline.hardware.setup import set_up
+from sightline.engine.setup import set_up
 from sightline.measure.provenance import provenance, result_file
 
 HERE = Path(__file__).resolve().parent

@@ -19,25 +19,28 @@ from typing import Any, Unpack, overload
 import torch
 
 from sightline import config, terminal
-from sightline.config import Recipe, Resolved, Run
 from sightline.config import load as load_named
 from sightline.data.inputs import list_files
 from sightline.data.processes import refuse_in_new_process
+from sightline.engine import checkpoint
+from sightline.engine.setup import torch_as_before
 from sightline.errors import OutOfMemory, SightlineError, UsageError, first_of
-from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing, shares
-from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.ensemble import Ensemble
-from sightline.evaluate.loaded import Model
-from sightline.evaluate.predict import Input, open_trained, predict_files, predict_inputs
 from sightline.export.exported import open_exported
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.launch.place import is_rank_0
-from sightline.hardware.setup import torch_as_before
+from sightline.inference import checkpoints, folds, given_weights, label_files, postprocessing, shares
+from sightline.inference.checkpoints import Trained
+from sightline.inference.ensemble import Ensemble
+from sightline.inference.loaded import Model
+from sightline.inference.predict import Input, open_trained, predict_files, predict_inputs
 from sightline.parts import PredictOptions, Scores, Split
 from sightline.recipe.flags import Given, ShortFields
-from sightline.recipe.recipe import PARTS
+from sightline.recipe.recipe import PARTS, Recipe, Run
+from sightline.recipe.resolve import Resolved
+from sightline.report import inline as _shows_results  # noqa: F401  # in notebooks
+from sightline.report.live import LivePage
 from sightline.report.refresh import write_if_possible
 from sightline.results import (
     Classification,
@@ -53,8 +56,8 @@ from sightline.runs.log import RunLog
 from sightline.runs.loggers import Logger, RunStart
 from sightline.runs.refused import as_before
 from sightline.runs.screen import Screen
-from sightline.train import checkpoint, start
-from sightline.train.session import train_here
+from sightline.train import start
+from sightline.train.process import train_here
 
 __all__ = [
     "Classification",
@@ -160,13 +163,13 @@ def train(
         for line in resolved.lines:
             terminal.say_if_read(line)
     with as_before(Path(resolved.run.out or f"runs/{resolved.recipe.name}")):
-        return train_here(resolved.recipe, resolved.run, loggers, report, resolved.facts)
+        return train_here(resolved.recipe, resolved.run, loggers, LivePage if report else None, resolved.facts)
 
 
 @_called()
 def train_resolved(resolved: Resolved) -> TrainResult:
     """Train what a command line was resolved to."""
-    return train_here(resolved.recipe, resolved.run, facts=resolved.facts)
+    return train_here(resolved.recipe, resolved.run, page=LivePage, facts=resolved.facts)
 
 
 @_called()
@@ -188,7 +191,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         recipe = start.with_batch_of(recipe, dataclasses.replace(run, out=str(folder / "fold-0")))
         data = recipe.data
         one = recipe.decided({"data.fold": fold}, "one run per fold")
-        train_here(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log))
+        train_here(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log), page=LivePage)
         rows.append(folds.read_fold(folder / name, fold, recipe.task.headline))
         gc.collect()  # captured graphs and the last network hold memory that the next one needs
         torch.compiler.reset()  # else the next network counts as one recompilation too many of the last

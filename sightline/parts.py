@@ -36,7 +36,6 @@ Arrays = dict[str, "np.ndarray"]
 Layout = Mapping[str, tuple[tuple[int, ...], str]]  # key -> (shape, NumPy dtype) of one item
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val")  # of a training; a test split is scored when asked for
-Drawing = dict[str, str]  # what a tile shows ("truth") -> base64 of a JPEG
 IGNORED = 255  # in a mask: pixels that neither loss nor scores count
 
 
@@ -308,21 +307,6 @@ class DataConfig(Part, ABC):
         )
 
 
-class Doubts(ABC):
-    """Samples of a split whose labels the predictions contradict."""
-
-    count = 0  # samples that were looked at, once `rows` was called
-    unsure: tuple[str, ...] = ()  # classes that the network mostly gets wrong, so that its doubts say little
-
-    @abstractmethod
-    def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Look at a batch."""
-
-    @abstractmethod
-    def rows(self) -> list[dict[str, Any]]:
-        """Return index, class, predicted, confidence and label_confidence of each such sample."""
-
-
 class CheckReport(Protocol):
     """Result of `sightline check`."""
 
@@ -419,16 +403,6 @@ class Finding:
     box: tuple[float, float, float, float] | None = None  # left, top, right, bottom; shares of width and height
 
 
-@dataclass(frozen=True)
-class SeenSample:
-    """One training sample as the network sees it, and its label."""
-
-    image: np.ndarray  # (channels, height, width) float32, normalised; of a volume one slice
-    labels: tuple[Finding, ...] = ()  # the score is the share of a label: below 1 if labels are mixed
-    mask: np.ndarray | None = None  # (height, width): the class of every pixel, 0 is the background
-    note: str = ""  # e.g. which slice it is
-
-
 @dataclass(frozen=True, eq=False)  # else a subclass without an == of its own would compare files alone
 class Prediction:
     """Result of `api.predict` for one image or volume; results.py has those of our tasks."""
@@ -451,35 +425,6 @@ class PredictOptions:
             raise UsageError(f"--top {self.top} must be at least 1")
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise UsageError(f"--score-threshold {self.threshold} must be in 0..1")
-
-
-@dataclass(frozen=True)
-class PredictJob:
-    """What a reporter needs: the files by name, the folder of the results, and how to show them."""
-
-    folder: Path
-    files: Mapping[str, Path]
-    spec: DataSpec
-    options: PredictOptions
-    say: Callable[[str], None]
-
-
-class Reporter(ABC):
-    """Writes predictions into the output folder of `predict`."""
-
-    unreadable: list[dict[str, str]]
-
-    @abstractmethod
-    def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Write one batch's predictions; `names[i]` is None for padding and unreadable files."""
-
-    @abstractmethod
-    def note_unreadable(self, name: str, reason: str) -> None:
-        """Record a file that cannot be read; the others are still predicted."""
-
-    @abstractmethod
-    def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the list of all files, at the end. Returns its content: `about`, "files" and "unreadable"."""
 
 
 class Metric(ABC):
@@ -511,7 +456,6 @@ class TaskConfig(Part, ABC):
     peers: str = ""  # NAME of sightline/measure/peers_NAME.py, which `benchmark --peers` compares with
     batch_loss: str = ""  # the part of the loss that all samples computed at once share; accumulation changes it
     activation: str = ""  # softmax or sigmoid: what turns exported logits into probabilities
-    decodes: bool = False  # `served` computes more than the network does; its raw outputs can be exported instead
 
     @abstractmethod
     def build(self) -> Task:
@@ -545,51 +489,6 @@ class Task(TaskConfig):
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Return an empty metric whose counts are on `device`."""
 
-    def draw(
-        self, batch: Batch, predict: Callable[[], Mapping[str, Tensor]], spec: DataSpec, count: int
-    ) -> list[Drawing]:
-        """Draw the first `count` samples of a finished batch in fp32; `predict` runs the network on it."""
-        return [{}] * count
-
-    def drawn_colours(self, spec: DataSpec) -> dict[str, str]:
-        """Return the colours of classes in drawings that do not name them."""
-        return {}
-
-    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
-        """Return every sample of a finished training batch with its label, to be drawn."""
-        raise UsageError(f"{type(self).__name__} has no seen(), so its samples cannot be drawn")
-
-    def doubts(self, spec: DataSpec, samples: int) -> Doubts:
-        """Return what collects the samples of a split whose labels the network contradicts."""
-        raise UsageError(f"{type(self).__name__} has no doubts(), so its labels cannot be checked against a run")
-
-    def label_note(self) -> str:
-        """Say what the loss does to labels that `seen` does not show; "" for nothing."""
-        return ""
-
-    def served_names(self, raw: bool) -> tuple[str, ...]:
-        """Name the outputs of an exported network."""
-        return ("logits",)
-
-    def served(self, model: nn.Module, image: Tensor, raw: bool) -> tuple[Tensor, ...]:
-        """Compute the outputs of an exported network: what `predict` needs, or with `raw` what the network gives."""
-        return (model(image),)
-
     def showing(self, options: PredictOptions) -> Task:
         """Return the task whose `predict` keeps all that these options ask to see."""
         return self
-
-    def results(
-        self,
-        names: Sequence[str | None],
-        predictions: Mapping[str, Tensor],
-        batch: Batch,
-        spec: DataSpec,
-        options: PredictOptions,
-    ) -> list[Prediction]:
-        """Return what `predict` found in each row that has a name."""
-        raise UsageError(f"{type(self).__name__} has no results, so there is no `api.predict` for it yet")
-
-    def reporter(self, job: PredictJob) -> Reporter:
-        """Return a reporter that writes the predictions of the job's files into its folder."""
-        raise UsageError(f"{type(self).__name__} has no reporter, so there is no `predict` for it yet")

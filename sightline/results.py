@@ -1,10 +1,11 @@
 """The objects that `api.train`, `api.evaluate` and `api.predict` return: plain values and NumPy arrays.
 
-In a notebook they show themselves: report/inline.py makes the HTML.
+In a notebook they show themselves: report/inline.py, which api.py imports, says how (`as_html`).
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+@functools.singledispatch
+def as_html(result: object) -> str | None:
+    """Return a result as a notebook shows it; None where nothing that shows results was imported."""
+    return None
+
+
 @dataclass(frozen=True)
 class TrainResult(Scores):
     """Result of a training: the scores of its last evaluation, and how the run ended."""
@@ -27,10 +34,8 @@ class TrainResult(Scores):
     best_step: int  # -1: none is best
     ended: str  # the reason, e.g. "5 epochs are done"
 
-    def _repr_html_(self) -> str:
-        from sightline.report import inline
-
-        return inline.of_training(self)
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,8 @@ class EvaluateResult(Scores):
     folder: str = field(default="", compare=False)  # of the run, if there is one; a text, so that JSON takes it all
     step: int | None = field(default=None, compare=False)  # of the checkpoint
 
-    def _repr_html_(self) -> str:
-        from sightline.report import inline
-
-        return inline.of_evaluation(self)
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,8 @@ class ReportPage:
 
     path: Path
 
-    def _repr_html_(self) -> str:
-        from sightline.report import inline
-
-        return inline.framed(self.path)
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
 
 class Origin:
@@ -82,10 +83,8 @@ class Drawable(Prediction):
 
     origin: Origin | None = field(default=None, repr=False, compare=False, kw_only=True)
 
-    def _repr_html_(self) -> str:
-        from sightline.report import inline
-
-        return inline.of_predictions([self])
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
 
 class Predictions(list[Prediction]):
@@ -101,10 +100,8 @@ class Predictions(list[Prediction]):
     def __getstate__(self) -> None:
         """A copy in another process knows files alone."""
 
-    def _repr_html_(self) -> str:
-        from sightline.report import inline
-
-        return inline.of_predictions(self)
+    def _repr_html_(self) -> str | None:
+        return as_html(self)
 
 
 @dataclass(frozen=True)

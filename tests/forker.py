@@ -178,9 +178,9 @@ if __name__ == "__main__":
     import warm
 
     import sightline.api  # what a command imports when it is called
+    import sightline.overview.last_screen
     import sightline.report.page
-    import sightline.report.samples
-    import sightline.runs.ending  # noqa: F401
+    import sightline.report.samples  # noqa: F401
     from sightline import cli, config, recipes
     from sightline.hardware import devices
     from sightline.runs.environment import environment

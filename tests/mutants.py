@@ -30,7 +30,11 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
 
 
-CHECKPOINT, FOLDER, CONTENTS = "sightline/train/checkpoint.py", "sightline/runs/folder.py", "sightline/data/contents.py"
+CHECKPOINT, FOLDER, CONTENTS = (
+    "sightline/engine/checkpoint.py",
+    "sightline/runs/folder.py",
+    "sightline/data/contents.py",
+)
 POWER = ("tests/faults/test_power_loss.py::test_power_cut_at_sampled_moments_of_a_save",)
 WRITE = '_write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})\n'
 LATE = '_write_json(final / MANIFEST, {"format": FORMAT, "files": state.pop("entries")})\n'
@@ -180,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         "room: a folder that an evaluation cannot write is not refused",
-        (("sightline/evaluate/checkpoints.py", "    with log.folder.must_be_writable():\n", "    if folder:\n"),),
+        (("sightline/inference/checkpoints.py", "    with log.folder.must_be_writable():\n", "    if folder:\n"),),
         ("tests/faults/test_room.py::test_read_only_run_is_evaluated_into_another_folder",),
     ),
     Mutant(

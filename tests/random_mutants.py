@@ -21,6 +21,7 @@ import copy
 import functools
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -39,7 +40,7 @@ from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parents[1]
 KEPT = REPO / ".mutants"
-EQUIVALENT = REPO / "tests" / "equivalent_mutants.txt"
+EQUIVALENT = "equivalent, of tests/equivalent_mutants.txt"
 # What runs only on a GPU, so that no default test can notice a bug in it; tests/device are its tests.
 ON_DEVICE = re.compile(r"kernels/.*_triton\.py|kernels/cudnn/|kernels/bottleneck_cudnn\.py|data/gpu/|early_cuda\.py")
 # Runs tests/unit/kernels/interpreted_*.py in processes of their own.
@@ -69,6 +70,13 @@ ARITHMETIC = {
     ast.BitOr: ast.BitAnd,
     ast.BitAnd: ast.BitOr,
 }
+# Bugs left out by a rule, since no test without a GPU, or without a clock, could notice them: they do not count, and
+# their number is printed. DEVICE: without the place of a tensor (the tests run where all tensors are on the CPU, so
+# that all results stay), of an asynchronous copy, or without the wait for it. TIME: waits, and when memory is freed.
+DEVICE, TIME = "shows on a GPU only", "changes time or memory alone"
+ASYNCHRONOUS, WAITS = ("non_blocking", "pin_memory"), ("device.synchronize", "torch.cuda.synchronize")
+SLEEP, FREE = "time.sleep", "gc.collect"
+FEW_READERS = 40  # of a name in other files; one that more read, as `path`, is not the same there
 CAUGHT = ("caught", "hung")
 OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
@@ -83,6 +91,7 @@ class Bug(NamedTuple):
     instead: str
     before: str
     after: str
+    left_out: str = ""  # by which rule
 
     @property
     def edit(self) -> str:
@@ -102,14 +111,42 @@ def bugs_of(file: str, source: str) -> list[Bug]:
     for line in encoded.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     found = []
-    for node, instead in _edits(ast.parse(source), False):
+    tree = ast.parse(source)
+    within = {  # numbers that stand in a call
+        id(part): name
+        for call in ast.walk(tree)
+        if (name := _name(call))
+        for part in ast.walk(call)
+        if part is not call
+    }
+    for node, instead in _edits(tree, False):
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
         text = encoded[start:end].decode()
         before, after = encoded[starts[node.lineno - 1] : start], encoded[end : starts[node.end_lineno]]
         if instead != text:
-            found.append(Bug(file, node.lineno, start, text, instead, before.decode(), after.decode()))
+            rule = _rule(node, instead, within.get(id(node), ""))
+            found.append(Bug(file, node.lineno, start, text, instead, before.decode(), after.decode(), rule))
     return found
+
+
+def _rule(node: ast.AST, instead: str, call: str) -> str:
+    """Return the rule by which an edit is left out, "" of most; `call` is what the node is an argument of."""
+    name = _name(node.value if isinstance(node, ast.Expr) else node)
+    if isinstance(node, ast.Expr):
+        return DEVICE if name in WAITS else TIME if name in (SLEEP, FREE) else ""
+    if isinstance(node, ast.Call) and instead != "return None":
+        kept = {each.arg for each in ast.parse(instead, mode="eval").body.keywords}  # type: ignore[attr-defined]
+        dropped = next((each for each in node.keywords if each.arg not in kept), None)
+        makes_tensor = re.match(r"torch\.[a-z]", name) and not isinstance(dropped and dropped.value, ast.Constant)
+        if dropped and (dropped.arg in ASYNCHRONOUS or (dropped.arg == "device" and makes_tensor)):
+            return DEVICE
+    return TIME if isinstance(node, ast.Constant) and call == SLEEP else ""
+
+
+def _name(node: ast.AST) -> str:
+    """Return what is called, "" of what is no call."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
 
 
 def _edits(node: ast.AST, in_error: bool) -> Iterator[tuple[ast.AST, str]]:
@@ -261,11 +298,17 @@ def _trace(files: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
         words += ["-p", "no:cacheprovider", "-vv", *files]
         environ["PYTHONPATH"] = os.pathsep.join([str(REPO / "tests"), environ["PYTHONPATH"]])
         with (KEPT / "trace.log").open("w") as log:
-            subprocess.run([sys.executable, "-m", "pytest", *words], cwd=REPO, env=environ, stdout=log, stderr=log)
+            command, loads = [sys.executable, "-m", "pytest", *words], []
+            tracing = subprocess.Popen(command, cwd=REPO, env=environ, stdout=log, stderr=log)
+            while tracing.poll() is None:
+                loads.append(os.getloadavg()[0])
+                time.sleep(5)
         said = (KEPT / "trace.log").read_text()
         seconds: Counter[str] = Counter()
         for taken, test in re.findall(r"^([0-9.]+)s (?:call|setup|teardown) +(\S.*)$", said, flags=re.MULTILINE):
             seconds[test] += float(taken)
+        share = max(1.0, sum(loads) / len(loads) / (os.cpu_count() or 1))  # of processes that waited for each core
+        seconds = Counter({test: taken / share for test, taken in seconds.items()})
         runs: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         for path in Path(folder).glob("data.*"):
             data = coverage.CoverageData(str(path))
@@ -326,7 +369,7 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     In turn the test that runs the fewest lines of all, and the one that runs most of what few others run of the file.
     """
     of_file = known.tests.get(bug.file, {})
-    running = [test for line in _lines(bug) for test in of_file.get(line, [])]
+    running = [test for file, line in _places(bug) for test in known.tests.get(file, {}).get(line, [])]
     if not running or bug.file in known.changed:  # run in other processes only, or its lines have other numbers
         running = [test for tests in of_file.values() for test in tests] + _naming(bug.file)
     rare: Counter[str] = Counter()
@@ -351,18 +394,50 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     return chosen
 
 
-def _lines(bug: Bug) -> range:
-    """Return the lines of a bug; if they run at import, in whichever test that is, those of its function or class."""
+def _places(bug: Bug) -> list[tuple[str, int]]:
+    """Return (file, line) of a bug; if it runs at import, in whichever test that is, of what reads the name that it
+    gives a value; else of its function or class, [] of the top level."""
     tree = ast.parse((REPO / bug.file).read_text("utf-8"))
-    first, last = 0, 0  # at the top level all tests of the file count
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            continue
+    first, last = 0, -1
+    blocks = [
+        each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    for node in blocks:
         if node.lineno <= bug.line <= (node.end_lineno or 0):
             if not isinstance(node, ast.ClassDef) and node.body[0].lineno <= bug.line:
-                return range(bug.line, bug.line + bug.text.count("\n") + 1)
+                return [(bug.file, bug.line + i) for i in range(bug.text.count("\n") + 1)]
             first, last = node.lineno, node.end_lineno or 0  # the innermost comes last
-    return range(first, last + 1)
+    inside = [(bug.file, line) for line in range(first, last + 1)]
+    return [each for name in _given_a_value(tree, bug.line) for each in _readers(name, bug.file)] or inside
+
+
+def _given_a_value(tree: ast.AST, line: int) -> list[str]:
+    """Return the names that an assignment on a line gives a value."""
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
+    nodes = [node for node in assigned if node.lineno <= line <= (node.end_lineno or 0)]
+    targets = [each for node in nodes for each in (node.targets if isinstance(node, ast.Assign) else [node.target])]
+    return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+
+
+def _readers(name: str, file: str) -> list[tuple[str, int]]:
+    """Return (file, line) of what reads a name, in its own file, and in others unless it is one of many."""
+    found = _read_names()[name]
+    own, others = ([place for place in found if (place[0] == file) == is_own] for is_own in (True, False))
+    return own + (others if len(others) <= FEW_READERS else [])
+
+
+@functools.cache
+def _read_names() -> dict[str, list[tuple[str, int]]]:
+    """Return {name or attribute: [(file, line) that reads it in a function]}."""
+    found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+    for path in sorted((REPO / "sightline").rglob("*.py")):
+        file = path.relative_to(REPO).as_posix()
+        for function in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for part in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+                name = getattr(part, "id", getattr(part, "attr", ""))
+                if name and isinstance(part.ctx, ast.Load):  # type: ignore[attr-defined]
+                    found[name].append((file, part.lineno))
+    return found
 
 
 def _naming(file: str) -> list[str]:
@@ -384,29 +459,80 @@ def _environ(tree: Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def tried(bug: Bug, tests: list[str], tree: Path, limit_s: float) -> str:
+class Result(NamedTuple):
+    """What became of a bug, and the test that noticed it, "" where none did or it hung."""
+
+    what: str
+    test: str = ""
+
+
+def tried(bug: Bug, tests: list[str], tree: Path, limit_s: float) -> Result:
     """Write the bug into a copy, run the tests, undo it; return "not run by any test", "survived", or one of CAUGHT."""
     if not tests:
-        return "not run by any test"
+        return Result("not run by any test")
     path = tree / bug.file
     source = path.read_bytes()
     end = bug.start + len(bug.text.encode())
     path.write_bytes(source[: bug.start] + bug.instead.encode() + source[end:])
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *tests]
-    group = subprocess.Popen(
-        words, cwd=tree, env=_environ(tree), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
-    )
     try:
         busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-        code = group.wait((60 + 4 * limit_s) * busy)
-    except subprocess.TimeoutExpired:  # it hangs, which a person would notice
-        return "hung"
+        code, test = _pytest(tests, tree, (60 + 4 * limit_s) * busy)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group.pid, signal.SIGKILL)
-        group.wait()
         path.write_bytes(source)
-    return "survived" if code in (0, 5) else "caught"
+    if code is None:  # it hangs, which a person would notice
+        return Result("hung")
+    return Result("survived") if code in (0, 5) else Result("caught", test)
+
+
+def _pytest(tests: list[str], tree: Path, seconds: float, *words: str) -> tuple[int | None, str]:
+    """Run tests in a copy until one fails; return the exit code, None where they hung, and all that failed."""
+    context = multiprocessing.get_context("forkserver")  # of a process that has torch, which takes seconds to import
+    context.set_forkserver_preload(["pytest", "torch", "torchvision.transforms.v2", "numpy.ma"])
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        said = Path(folder, "failed")
+        process = context.Process(target=_run_pytest, args=([*(words or ["-x"]), *tests], tree, said))
+        process.start()
+        process.join(seconds)
+        code = process.exitcode
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        return code, said.read_text("utf-8") if said.exists() else ""
+
+
+def _run_pytest(words: list[str], tree: Path, failed: Path) -> None:
+    """As `python -m pytest WORDS` in a copy of the tree, in a process group of its own; write down what failed."""
+    os.setpgid(0, 0)
+    os.chdir(tree)
+    os.environ.update(_environ(tree))
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(tree), *(place for place in sys.path if not Path(place or ".").resolve().is_relative_to(REPO))]
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nothing, stream)
+    import pytest
+
+    words = ["-q", "--no-header", "-p", "no:cacheprovider", *words]
+    code = pytest.main(words, plugins=[_Failures(failed)])
+    os._exit(code)
+
+
+class _Failures:
+    """A plugin that writes down which tests fail, or which files cannot be collected."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: object) -> None:
+        self._note(report)
+
+    def _note(self, report: object) -> None:
+        if report.failed:  # type: ignore[attr-defined]
+            with self.path.open("a", encoding="utf-8") as out:
+                out.write(f"{report.nodeid}\n")  # type: ignore[attr-defined]
 
 
 def main() -> int:
@@ -416,7 +542,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--below", default="", help="draw in this folder or file only, e.g. data/sources")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds of tests for one bug")
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="seconds of tests for one bug, as they take when traced on free cores"
+    )
     parser.add_argument("--only", type=int, nargs="+", help="numbers of this draw")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the bugs that are caught, too")
     arguments = parser.parse_args()
@@ -424,9 +552,9 @@ def main() -> int:
     if arguments.only:
         bugs = [(i, bug) for i, bug in bugs if i in arguments.only]
     known = traced(arguments.jobs)
-    equivalent = set(EQUIVALENT.read_text("utf-8").splitlines()) if EQUIVALENT.exists() else set()
+    equivalent = set((REPO / EQUIVALENT.split()[-1]).read_text("utf-8").splitlines())
     began = time.monotonic()
-    results: dict[int, str] = {}
+    results: dict[int, Result] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         trees: SimpleQueue[Path] = SimpleQueue()
         for job in range(arguments.jobs):
@@ -442,36 +570,63 @@ def main() -> int:
 
         def one(numbered: tuple[int, Bug]) -> None:
             i, bug = numbered
-            if bug.edit in equivalent:
-                results[i] = "equivalent"
+            if bug.left_out or bug.edit in equivalent:
+                results[i] = Result(bug.left_out or EQUIVALENT)
                 return
+            tests = [test for test in chosen_tests(bug, known, arguments.limit) if test not in failing]
             tree = trees.get()
             try:
-                results[i] = tried(bug, chosen_tests(bug, known, arguments.limit), tree, arguments.limit)
+                results[i] = tried(bug, tests, tree, arguments.limit)
             finally:
                 trees.put(tree)
-            if results[i] != "caught" or arguments.verbose:
-                print(f"{len(results):4} {results[i]}: #{i}, line {bug.line}: {bug.edit}", flush=True)
+            if results[i].what not in CAUGHT or arguments.verbose:
+                told = f"{results[i].what}: #{i}, line {bug.line}: {bug.edit} {results[i].test.strip()}"
+                print(f"{len(results):4} {told}", flush=True)
 
-        list(pool.map(one, bugs))
-    print(_table([(bug, results[i]) for i, bug in bugs], time.monotonic() - began))
-    missed = sum(result not in (*CAUGHT, "equivalent") for result in results.values())
-    return int(missed > len(results) / 10)
+        failing: set[str] = set()  # without a bug, too
+        left = bugs
+        while left:
+            list(pool.map(one, left))
+            failed = {test for result in results.values() for test in result.test.splitlines()}
+            new = _failing(sorted(failed - failing), trees, known) - failing
+            failing |= new
+            left = [(i, bug) for i, bug in left if new & set(results[i].test.splitlines())]
+            if new:
+                print(f"tried again without tests that fail without a bug: {', '.join(sorted(new))}", flush=True)
+    print(_table([(bug, results[i].what) for i, bug in bugs], time.monotonic() - began))
+    counted = [result.what for result in results.values() if not _is_left_out(result.what)]
+    return int(sum(what not in CAUGHT for what in counted) > len(counted) / 10)
+
+
+def _failing(tests: list[str], trees: SimpleQueue[Path], known: Map) -> set[str]:
+    """Return those of the tests that caught bugs which fail, each by itself, in a copy without a bug."""
+    tree = trees.get()
+    try:
+        limit_s = 600 + 10 * sum(known.seconds.get(test, 1) for test in tests)
+        _, failed = _pytest(tests, tree, limit_s, "-p", "no:randomly") if tests else (0, "")
+    finally:
+        trees.put(tree)
+    return set(failed.splitlines())
+
+
+def _is_left_out(what: str) -> bool:
+    return what == EQUIVALENT or what in (DEVICE, TIME)
 
 
 def _table(results: list[tuple[Bug, str]], seconds: float) -> str:
+    """Return the rate by folder. `left out` are equivalent bugs and those of the rules, which do not count."""
     folders = sorted({_folder(bug) for bug, _ in results})
-    lines = [f"{'folder':16} {'bugs':>5} {'caught':>7} {'equivalent':>11} {'missed':>7}"]
+    lines = [f"{'folder':16} {'bugs':>5} {'caught':>7} {'left out':>9} {'missed':>7}"]
     for folder in [*folders, "all"]:
-        of = Counter(result for bug, result in results if folder in ("all", _folder(bug)))
-        caught = sum(of[result] for result in CAUGHT)
-        missed = sum(of.values()) - caught - of["equivalent"]
-        lines.append(f"{folder:16} {sum(of.values()):5} {caught:7} {of['equivalent']:11} {missed:7}")
-    noticeable = sum(result != "equivalent" for _, result in results)
-    caught = sum(result in CAUGHT for _, result in results)
-    return "\n".join(
-        [*lines, f"caught {caught} of {noticeable} ({caught / max(noticeable, 1):.1%}) in {seconds:.0f} s"]
-    )
+        of = [what for bug, what in results if folder in ("all", _folder(bug))]
+        caught, out = sum(what in CAUGHT for what in of), sum(map(_is_left_out, of))
+        lines.append(f"{folder:16} {len(of):5} {caught:7} {out:9} {len(of) - caught - out:7}")
+    reasons = Counter(what for _, what in results if _is_left_out(what))
+    lines += [f"left out: {number} {reason}" for reason, number in sorted(reasons.items())]
+    counted = [what for _, what in results if not _is_left_out(what)]
+    caught = sum(what in CAUGHT for what in counted)
+    share = caught / max(len(counted), 1)
+    return "\n".join([*lines, f"caught {caught} of {len(counted)} ({share:.1%}) in {seconds:.0f} s"])
 
 
 def _folder(bug: Bug) -> str:

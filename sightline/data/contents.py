@@ -7,9 +7,11 @@ the same files; `full` reads all of them. Checkpoints keep the digests; train/sa
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, overload
 
@@ -20,8 +22,9 @@ MAX_FILES = 256  # sampled: files that are read, of each split
 MAX_BYTES = 64 * 2**20  # sampled: bytes that are read, of each split
 PIECE = 2**16  # sampled: a file larger than its share of the bytes is read in pieces
 MAX_DIGESTS = 1024  # full: a checkpoint keeps at most these; beyond, one digest covers several files
+MOST_LISTED = 2**13  # leaks: image files of each split whose sizes are compared
+MOST_COMPARED = 2**10  # leaks: those of a size that the other split has too, whose ends are read
 _NO_BYTES = b"cannot be read"
-_UNREADABLE = hashlib.blake2b(_NO_BYTES, digest_size=8).hexdigest()
 _READERS = 8  # threads: on a network most of the time goes into waiting
 
 Digests = dict[str, dict[str, str]]  # split -> sampled or full -> digests, separated by spaces
@@ -84,25 +87,22 @@ class Contents:
         return ""
 
     def leak(self) -> str:
-        """Return a sentence about images of val that are training images too, "" if there is none among the files that
-        were read. Reads nothing."""
-        for how in (how for how in ("full", "sampled") if self._read.keys() >= {("train", how), ("val", how)}):
-            train, val = (self._images(split, how) for split in ("train", "val"))
-            if both := [digest for digest in val if digest in train]:
-                pair = f"{val[both[0]]} and {train[both[0]]}"
-                return (
-                    f"{len(both)} of {len(val)} validation images that were compared are training images too, e.g. "
-                    f"{pair}; the score will be too high. `sightline check` lists them all"
-                )
-        return ""
-
-    def _images(self, split: str, how: str) -> dict[str, Path]:
-        """Return the image files that were read, by digest. Labels of volumes may be alike."""
-        data = self._sets[split]
-        groups = _groups(len(data.files), how, data.fingerprint)
-        read = zip(groups, self._read[split, how], strict=True)
-        alone = ((digest, data.files[group[0]]) for group, digest in read if len(group) == 1 and digest != _UNREADABLE)
-        return {digest: path for digest, path in alone if path.suffix.lower() in DataConfig.file_suffixes}
+        """Return a sentence about images of val that are training images too, "" if none was found. Nothing is read
+        where no bytes were. Else the ends of images that have the size of one in the other split, in bytes, are."""
+        if not any(self._read.keys() >= {("train", how), ("val", how)} for how in ("full", "sampled")):
+            return ""
+        train, val = (_images_by_size(self._sets[split]) for split in ("train", "val"))
+        alike = [(path, size) for size in sorted(train.keys() & val.keys()) for path in val[size]]
+        of_val = _by_ends(alike)
+        of_train = _by_ends([(path, size) for size in sorted({size for size, _ in of_val}) for path in train[size]])
+        pairs = sorted((path, of_train[each][0]) for each in of_val.keys() & of_train.keys() for path in of_val[each])
+        if not pairs:
+            return ""
+        compared = sum(map(len, val.values())) - len(alike) + sum(map(len, of_val.values()))
+        return (
+            f"{len(pairs)} of {compared} validation images that were compared are training images too, e.g. "
+            f"{pairs[0][0]} and {pairs[0][1]}; the score will be too high. `sightline check` lists them all"
+        )
 
     def to_json(self) -> Digests:
         """Return what a checkpoint keeps."""
@@ -111,6 +111,44 @@ class Contents:
         return {
             split: self._kept.get(split, {}) | {self.how: " ".join(self.read(split, self.how))} for split in self._sets
         }
+
+
+def _images_by_size(data: Dataset) -> dict[int, list[Path]]:
+    """Return the image files of a split by their bytes, of a large one some. Masks, which come after the images, may be
+    alike, and so may labels of volumes."""
+    found: dict[int, list[Path]] = {}
+    for number in _some(range(min(len(data.files), len(data))), MOST_LISTED):
+        path = data.files[number]
+        if path.suffix.lower() in DataConfig.file_suffixes:
+            with suppress(OSError):  # the bad-sample policy decides about it
+                found.setdefault(path.stat().st_size, []).append(path)
+    return found
+
+
+def _by_ends(files: Sequence[tuple[Path, int]]) -> dict[tuple[int, bytes], list[Path]]:
+    """Return files by their size and what stands at their beginning and end, of many some."""
+    some = _some(files, MOST_COMPARED)
+    found: dict[tuple[int, bytes], list[Path]] = {}
+    with ThreadPoolExecutor(_READERS, "leak") as pool:
+        for (path, size), ends in zip(some, pool.map(_ends, some), strict=True):
+            if ends:
+                found.setdefault((size, ends), []).append(path)
+    return found
+
+
+def _ends(file: tuple[Path, int]) -> bytes:
+    path, size = file
+    try:
+        with path.open("rb") as opened:
+            start = opened.read(PIECE)
+            opened.seek(max(0, size - PIECE))
+            return hashlib.blake2b(start + opened.read(PIECE), digest_size=16).digest()
+    except OSError:
+        return b""
+
+
+def _some(every: Sequence[Any], most: int) -> Sequence[Any]:
+    return every[:: max(1, math.ceil(len(every) / most))]
 
 
 def digests(files: Sequence[Path], how: str, key: str, check_stop: Callable[[], None]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sightline.data import cached_samples
+from sightline.data.decode import decoded_shape
 from sightline.data.sources import IGNORED, BoxSource, MaskSource, Source, spread
 from sightline.errors import BadSample
 from sightline.parts import SplitFacts
@@ -28,8 +28,7 @@ def of_labels(source: Source, is_late: Callable[[], bool] = never, most: int = M
         if is_late():
             break
         with contextlib.suppress(BadSample):
-            sample, header = cached_samples.read(source, index)
-            height, width = (header.shape if header else np.shape(sample.data))[:2]
+            height, width = decoded_shape(source.read(index).data, source.name(index))[:2]
             sizes.append((height, width))
     return SplitFacts(len(source), "images", "images", tuple(source.per_class().tolist()), len(source), tuple(sizes))
 

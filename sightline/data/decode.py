@@ -55,6 +55,7 @@ __all__ = [
     "decode_on_device",
     "decode_rgb",
     "decode_values",
+    "decoded_shape",
     "is_grey",
     "pixels_of",
     "read_header",
@@ -99,6 +100,11 @@ def decode_rgb(
     if stored.shape != expected:
         raise BadSample(name, f"decoded to shape {stored.shape}, its header says {expected}; remove the file")
     return _turn_upright(stored, header.orientation)
+
+
+def decoded_shape(data: bytes | np.ndarray, name: str) -> tuple[int, ...]:
+    """Return the shape that an image has once it is decoded; pixels have it already. Raises BadSample."""
+    return read_header(data, name).shape if isinstance(data, bytes) else data.shape
 
 
 def decode_values(data: bytes, name: str) -> np.ndarray:

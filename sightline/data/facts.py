@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.sources import BoxSource, Images, MaskSource, Opener, SourceOptions, decathlon, folder
-from sightline.data.sources.layouts import ALL, NAMES, Layout, NoTestSplit, counted
-from sightline.data.volumes.decathlon import read_plan
+from sightline.data.sources.layouts import ALL, NAMES, NoTestSplit, Splits, counted
+from sightline.data.volumes.plan import read_plan
 from sightline.errors import BadData, SightlineError
 from sightline.parts import SPLITS, DataFacts, Split, SplitFacts
 
@@ -153,7 +153,7 @@ def describe(both: Mapping[Split, Images], options: SourceOptions) -> str:
     return "; ".join(said)
 
 
-def _other_name(layout: Layout) -> str:
+def _other_name(layout: Splits) -> str:
     """Return the name of a val split that is not called so, e.g. test; "" if it is, or if one file lists both."""
     place = layout.val
     if place is None or place == layout.train:

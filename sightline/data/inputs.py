@@ -1,9 +1,8 @@
-"""Files and folders from the command line -> files with unique names, and their bytes; images in memory -> pixels."""
+"""Files and folders from the command line -> files with unique names; images in memory -> pixels."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from sightline import terminal
-from sightline.data.decode import MAX_BYTES, decode_channels, decode_rgb, is_grey, pixels_of, read_header
+from sightline.data.decode import decode_channels, decode_rgb, is_grey, pixels_of, read_header
 from sightline.data.sources.layouts import IMAGES, counted, suffix_of
-from sightline.data.volumes.folders import images_beside_labels
+from sightline.data.volumes.layouts import images_beside_labels
 from sightline.errors import BadSample, UsageError
 
 Files = Mapping[str, Path | np.ndarray | Image.Image]  # images and volumes to predict, by the names that results carry
@@ -25,7 +24,6 @@ _TASK = "dataset.json"
 _IMAGES = ("imagesTs", "imagesTr")
 _LABELS = ("labelsTs", "labelsTr")
 _VOLUMES = (".nii.gz", ".nii")
-_HOW_TO_OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)  # without it, opening a pipe waits for its writer
 
 
 def list_files(
@@ -66,28 +64,6 @@ def list_files(
         root = os.path.commonpath([os.path.dirname(path) for path in named])
         named = {path: os.path.relpath(path, root) for path in named}
     return {name: Path(path) for path, name in named.items()}
-
-
-def read_bytes(path: Path | str, name: str) -> bytes:
-    """Return the bytes of an image file; raise BadSample if it cannot be read or is too large."""
-    try:
-        file = os.open(path, _HOW_TO_OPEN)  # twice as fast as Path.read_bytes()
-        try:
-            info = os.fstat(file)
-            if not stat.S_ISREG(info.st_mode):  # reading a pipe would block
-                raise BadSample(name, "is not a regular file; remove it")
-            if info.st_size > MAX_BYTES:
-                raise BadSample(
-                    name, f"{info.st_size} bytes, more than the {MAX_BYTES} allowed for one image; shrink it"
-                )
-            data = os.read(file, info.st_size)
-            while len(data) < info.st_size and (more := os.read(file, info.st_size - len(data))):
-                data += more  # network drives may give a part
-            return data
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise BadSample(name, f"cannot be read: {error.strerror}") from error
 
 
 def as_pixels(image: np.ndarray | Image.Image, name: str) -> np.ndarray:

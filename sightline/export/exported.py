@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from sightline import config
+from sightline.engine import checkpoint
 from sightline.errors import BadCheckpoint, BadData, UsageError
-from sightline.evaluate.checkpoints import Trained
 from sightline.export import formats
+from sightline.export.by_task import outputs_of
 from sightline.export.run import on_cpu
 from sightline.export.served import FORMAT, Runs
 from sightline.files.typed_json import loads, typed
+from sightline.inference.checkpoints import Trained
 from sightline.parts import Batch, Bound, PredictOptions, Task
 from sightline.recipe.flags import Given
-from sightline.train import checkpoint
 
 MAX_ABOUT_BYTES = 16 * 2**20
 
@@ -46,7 +47,7 @@ class Exported(Trained):
     @property
     def _decodes(self) -> bool:
         """Whether the file holds more of the task than the network."""
-        return self.recipe.task.decodes and not self.stored["raw"]
+        return outputs_of(self.recipe.task).decodes and not self.stored["raw"]
 
     def about(self) -> dict[str, Any]:
         """Say where the network comes from; the file names its class."""
@@ -99,7 +100,7 @@ def open_exported(path: Path, which: str, recipe_file: str, trust: bool, *given:
     opened = dataclasses.replace(opened, trust=trust)
     stored = config.of_stored(about["recipe"], recipe_file).build()[0]
     changes = [f"--model.{each}" for each in _differing(opened.recipe.model, stored.model)]
-    if not about["raw"] and stored.task.decodes:
+    if not about["raw"] and outputs_of(stored.task).decodes:
         changes += [f"--task.{each}" for each in _differing(opened.recipe.task, stored.task)]
     if changes:
         raise UsageError(

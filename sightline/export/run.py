@@ -17,13 +17,14 @@ from torch import Tensor
 from sightline import terminal
 from sightline.data.loading.cache import read_once
 from sightline.errors import DISK_FAULTS, BadCheckpoint, BadSample, DiskError, SightlineError, UsageError, first_of
-from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.predict import open_trained
 from sightline.export import formats
+from sightline.export.by_task import outputs_of
 from sightline.export.compare import Matched, match_boxes, relative_difference
 from sightline.export.served import Runs, Served, as_text, describe
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.whole import write_whole
+from sightline.inference.checkpoints import Trained
+from sightline.inference.predict import open_trained
 from sightline.parts import ServedInput
 from sightline.recipe.flags import Given
 from sightline.recipe.resolve import run_fields
@@ -59,8 +60,12 @@ def export(
     chosen.check_installed()
     trained = open_trained(Path(run_folder), which, recipe_file, "export", *on_cpu("export", flags))
     task = trained.recipe.task
-    if raw and not (task.decodes and chosen.RUNS):
-        why = f"--format {options.format} holds weights" if task.decodes else "its outputs are those of the network"
+    if raw and not (outputs_of(task).decodes and chosen.RUNS):
+        why = (
+            f"--format {options.format} holds weights"
+            if outputs_of(task).decodes
+            else "its outputs are those of the network"
+        )
         raise UsageError(f"--raw changes nothing for {trained.recipe.name}: {why}; leave it out")
     path = Path(options.out) if options.out else run_of(trained.path) / f"model{'-raw' * raw}{chosen.SUFFIX}"
     if path.suffix != chosen.SUFFIX:
@@ -146,7 +151,7 @@ def _cut(item: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 def _write_and_compare(chosen: Any, served: Served, about: str, path: Path, inputs: Inputs) -> Iterator[str]:
     """Write the file, load it and compare; yield lines for the user. Raises SightlineError if it computes otherwise."""
-    if not served.task.decodes or served.raw:
+    if not served.outputs.decodes:
         yield from _compare_raw(_written(chosen, served, about, path), served, inputs, path)
         return
     raw = Served(served.model, served.task, served.entry, raw=True).eval()

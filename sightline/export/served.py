@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sightline import __version__
-from sightline.evaluate.checkpoints import Trained, stem_of
+from sightline.export.by_task import outputs_of
 from sightline.files.checkpoint_folder import sha256_of
-from sightline.parts import ServedInput, Task
+from sightline.inference.checkpoints import Trained, stem_of
+from sightline.parts import ServedInput, TaskConfig
 from sightline.recipe import store
 
 FORMAT = 1
@@ -24,20 +25,23 @@ TRACED_BATCH = 2  # torch.export would take a batch of 1 for a constant
 class Served(nn.Module):
     """The graph of an exported file: normalise, run the network, decode unless `raw`."""
 
-    def __init__(self, model: nn.Module, task: Task, entry: ServedInput, raw: bool):
+    task: TaskConfig
+
+    def __init__(self, model: nn.Module, task: TaskConfig, entry: ServedInput, raw: bool):
         super().__init__()
         self.model = model
         self.task = task
+        self.outputs = outputs_of(task, raw)
         self.entry = entry
         self.raw = raw
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the outputs."""
-        return self.task.served_names(self.raw)
+        return self.outputs.names
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        return self.task.served(self.model, self.entry.finish(image), self.raw)
+        return self.outputs.compute(self.model, self.entry.finish(image))
 
     def random_input(self, items: int) -> Tensor:
         """Draw a batch, the same in every call: pixels of any value, or normal floats."""

@@ -1,6 +1,6 @@
 """Folders that hold checkpoints: the one a run calls best or latest, and whether its files are as they were written.
 
-train/checkpoint.py writes and reads them whole; models/weights.py takes the weights alone.
+engine/checkpoint.py writes and reads them whole; models/weights.py takes the weights alone.
 """
 
 from __future__ import annotations

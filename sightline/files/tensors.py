@@ -1,6 +1,6 @@
 """safetensors files that may be damaged or hostile, loaded after their header was found to fit the bytes behind it.
 
-Written by train/checkpoint.py; read there, by models/weights.py and data/loading/static.py.
+Written by engine/checkpoint.py; read there, by models/weights.py and data/loading/static.py.
 """
 
 from __future__ import annotations

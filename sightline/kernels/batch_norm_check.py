@@ -1,6 +1,6 @@
 """Check the kernels of batch norm and of the stem's tail against float64 before a network that trains uses them.
 
-Called by train/model.py. The check runs what the network will run: its precision, its tiles, its paddings; with random
+Called by engine/model.py. The check runs what the network will run: its precision, its tiles, its paddings; with random
 numbers of its own, so that a run's stay as they are.
 """
 

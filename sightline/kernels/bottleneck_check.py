@@ -1,4 +1,4 @@
-"""Let the bottlenecks of a network that trains run fused, after a check against float64; called by train/model.py.
+"""Let the bottlenecks of a network that trains run fused, after a check against float64; called by engine/model.py.
 
 The check runs blocks of the network through the operation, in its precision, with random numbers of its own, so that a
 run's stay as they are.

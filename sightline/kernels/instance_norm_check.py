@@ -1,4 +1,4 @@
-"""Check the kernels of instance norm against float64 before a network that trains uses them; called by train/model.py.
+"""Check the kernels of instance norm against float64 before a network that trains uses them; called by engine/model.py.
 
 Random numbers of its own, so that a run's stay as they are.
 """

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sightline.data.volumes.decathlon import TASKS
+from sightline.data.volumes.plan import TASKS
 from sightline.errors import BadData, UsageError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline import terminal
-from sightline.data.volumes.decathlon import TASKS
+from sightline.data.volumes.plan import TASKS
 from sightline.errors import UsageError
 from sightline.legacy.table import EVALUATE, PREPARE, Act, Field, Flag, Given, Mode, Notice, Script, nothing
 from sightline.legacy.unet import FOLDER, MAIN

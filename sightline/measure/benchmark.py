@@ -23,14 +23,14 @@ from typing import Any, Literal
 
 import torch
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import worker_count
+from sightline.engine.orders import eval_order
+from sightline.engine.setup import set_up
 from sightline.errors import OutOfMemory, UsageError
 from sightline.files.whole import replace_text
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
-from sightline.hardware.setup import set_up
 from sightline.hardware.world import World, joined
 from sightline.measure import latency, peers, ranks, scaling
 from sightline.measure.our_step import OURS, KeptBatches, OurStep, open_loader, order_of
@@ -39,7 +39,7 @@ from sightline.measure.provenance import provenance, result_file
 from sightline.measure.scaling import ScalingOptions
 from sightline.parts import Bound, Split
 from sightline.recipe import store
-from sightline.train.orders import eval_order
+from sightline.recipe.recipe import Recipe, Run
 
 SCHEMA = 2  # 1: `mfu` was of the matrix product measured in the same run (`step.peak`)
 

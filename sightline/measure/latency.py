@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import Loader
 from sightline.data.loading.order import EvalOrder
+from sightline.engine.model import build_model
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.measure.peers import BATCHES, Contender
 from sightline.parts import Batch, Bound
-from sightline.train.model import build_model
+from sightline.recipe.recipe import Recipe, Run
 
 PERCENTILES = (90, 95, 99)
 

@@ -7,18 +7,18 @@ import dataclasses
 import time
 from typing import Any
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.ahead import DEPTH
 from sightline.data.loading.loader import BadSamples, Loader, Order
 from sightline.data.loading.order import TrainOrder
 from sightline.data.loading.workers import Bad
+from sightline.engine.model import build_model
+from sightline.engine.orders import length_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure import latency
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Say
 from sightline.parts import Batch, Bound
-from sightline.train.model import build_model
-from sightline.train.orders import length_of
+from sightline.recipe.recipe import Recipe, Run
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 

@@ -11,9 +11,9 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from sightline.config import Recipe
 from sightline.errors import UsageError
 from sightline.measure.peers import BATCHES, Maker, Ours, Peer, PeerStep, forward_flop
+from sightline.recipe.recipe import Recipe
 
 ARCHITECTURES = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2"),

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.config import Recipe
+from sightline.engine.orders import train_order
 from sightline.errors import UsageError
 from sightline.measure.peers import BATCHES, Maker, Ours, Peer, PeerStep
 from sightline.parts import DataSpec
-from sightline.train.orders import train_order
+from sightline.recipe.recipe import Recipe
 
 STEP_PEERS = (
     Peer("MONAI DynUNet: torch.compile", "bf16", False, "default", fused=True),

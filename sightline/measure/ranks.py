@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from sightline.config import Recipe
+from sightline.engine.orders import refuse_uneven
 from sightline.errors import UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure import peers
 from sightline.measure.peers import Contender, Maker, Say, Timing
-from sightline.train.orders import refuse_uneven
+from sightline.recipe.recipe import Recipe
 
 PARTS = ("loader", "step", "predict")
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sightline.config import Recipe, Run
+from sightline.engine.model import choose_trainable
 from sightline.errors import UsageError
 from sightline.measure import links
 from sightline.measure.links import Cluster, all_reduce_by, all_reduce_s
 from sightline.parts import Bound, Dataset
-from sightline.train.model import choose_trainable
+from sightline.recipe.recipe import Recipe, Run
 
 MIB = 1 << 20
 ALL_RANKS = -1  # of train.bn_group

@@ -19,7 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import worker_count
 from sightline.errors import SightlineError, UsageError
 from sightline.files.whole import replace_text
@@ -28,6 +27,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.provenance import provenance, result_file
 from sightline.recipe import store
+from sightline.recipe.recipe import Recipe, Run
 
 Say = Callable[[str], None]
 Phases = dict[str, float]  # seconds

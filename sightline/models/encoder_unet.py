@@ -1,7 +1,7 @@
 """U-Net with a classifier as its way down, for images of any size: fine-tuning starts from its pretrained weights.
 
 The way up is plain: twice the size by repeating pixels, the features of that size beside, two 3x3 convolutions with
-batch-norm. tasks/masks.py reads the logits; evaluate/sliding_window.py reads `patch`.
+batch-norm. tasks/masks.py reads the logits; tasks/sliding_window.py reads `patch`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """U-Net for slices and volumes, as nnU-Net builds it: depth, kernels and strides follow from patch and spacing.
 
 Strided convolutions go down, transposed convolutions go up; instance norm and leaky ReLU are one operation of
-kernels/. tasks/segmentation.py reads the outputs; evaluate/sliding_window.py reads `patch`.
+kernels/. tasks/segmentation.py reads the outputs; tasks/sliding_window.py reads `patch`.
 """
 
 from __future__ import annotations

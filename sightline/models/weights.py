@@ -1,6 +1,6 @@
 """Initial weights, our own or foreign, copied into a model strictly by name and shape.
 
-Models call it after they are built, with what weight_files.py has read; train/checkpoint.py resumes runs.
+Models call it after they are built, with what weight_files.py has read; engine/checkpoint.py resumes runs.
 """
 
 from __future__ import annotations

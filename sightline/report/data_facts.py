@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb
-from sightline.data.inputs import read_bytes
 from sightline.errors import BadSample
+from sightline.files.image_bytes import read_bytes
 from sightline.files.typed_json import as_dataclass, read_json
 from sightline.files.whole import replace_text, replaced
 from sightline.report.charts import short
 from sightline.report.html import text
 
 if TYPE_CHECKING:
-    from sightline.config import Recipe
     from sightline.data.loading.loader import Order
     from sightline.parts import Bound, Dataset, DataSpec, SplitFacts
+    from sightline.recipe.recipe import Recipe
 
 FACTS, SHEET = "data.json", "samples.jpg"
 FORMAT = 1

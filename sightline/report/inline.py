@@ -1,6 +1,6 @@
 """Results as a notebook shows them: a piece of HTML with its own style, made of the parts of the report.
 
-`_repr_html_` of the objects in results.py calls it. All text is escaped; images are inside, as JPEG.
+results.py asks for it (`as_html`). All text is escaped; images are inside, as JPEG.
 """
 
 from __future__ import annotations
@@ -15,30 +15,33 @@ import numpy as np
 from PIL import Image
 
 from sightline.data.decode import decode_rgb
-from sightline.data.inputs import as_pixels, read_bytes
+from sightline.data.inputs import as_pixels
+from sightline.drawing.findings import draw
 from sightline.errors import SightlineError, UsageError
+from sightline.files.image_bytes import read_bytes
+from sightline.inference.mask_files import drawn_in_image
+from sightline.inference.volume_files import drawn_mask
+from sightline.overview.listing import RunSummary
 from sightline.parts import Finding, Prediction
-from sightline.report.beside import as_jpeg
 from sightline.report.curves import charts
-from sightline.report.draw import draw
 from sightline.report.html import folded, text
-from sightline.report.masks import drawn_in_image
 from sightline.report.most_wrong import most_wrong
 from sightline.report.page import PAGE
 from sightline.report.scores import CLASSES_SHOWN, all_values, class_table, numbers, values_beside
 from sightline.report.story import RunStory, read_story
 from sightline.report.style import INLINE
-from sightline.report.volumes import drawn_mask
+from sightline.report.tiles import as_jpeg
 from sightline.results import (
     Classification,
     Detection,
     Drawable,
     EvaluateResult,
     Predictions,
+    ReportPage,
     Segmentation,
     TrainResult,
+    as_html,
 )
-from sightline.runs.overview import RunSummary
 
 IMAGE_BYTES = 200_000  # of all images of one result, so that a notebook of many stays small
 WORST_SHOWN = 6
@@ -49,6 +52,7 @@ FRAME_PX = 640  # height of a page
 BASE = '<base href="about:srcdoc">'  # else the links of its contents would open the notebook inside of the frame
 
 
+@as_html.register(TrainResult)
 def of_training(result: TrainResult) -> str:
     """Show numbers, scores, curves and worst predictions of a run, and name its folder."""
     try:
@@ -69,6 +73,7 @@ def of_training(result: TrainResult) -> str:
     )
 
 
+@as_html.register(EvaluateResult)
 def of_evaluation(result: EvaluateResult) -> str:
     """Show scores and worst predictions; with the drawings of the run where these are of the same samples."""
     story = _story_of(result)
@@ -77,6 +82,7 @@ def of_evaluation(result: EvaluateResult) -> str:
     )
 
 
+@as_html.register(Predictions)
 def of_predictions(found: Sequence[Prediction]) -> str:
     """Show the drawings of predictions, as `sightline predict` writes them; the first ones of many."""
     figures: list[str] = []
@@ -93,11 +99,18 @@ def of_predictions(found: Sequence[Prediction]) -> str:
     )
 
 
-def framed(path: Path) -> str:
+@as_html.register(Drawable)
+def of_prediction(found: Drawable) -> str:
+    """Show the drawing of a prediction."""
+    return of_predictions([found])
+
+
+@as_html.register(ReportPage)
+def of_page(report: ReportPage) -> str:
     """Show a whole page in a frame: no server, no script, and its style stays inside."""
-    page = path.read_text(encoding="utf-8").replace("<head>", f"<head>{BASE}", 1)
+    page = report.path.read_text(encoding="utf-8").replace("<head>", f"<head>{BASE}", 1)
     return (
-        f'<iframe sandbox srcdoc="{html.escape(page)}" title="{text(path)}" '
+        f'<iframe sandbox srcdoc="{html.escape(page)}" title="{text(report.path)}" '
         f'style="width:100%;height:{FRAME_PX}px;border:0;resize:vertical"></iframe>'
     )
 

@@ -12,8 +12,8 @@ from typing import Any
 from PIL import Image
 
 from sightline.data.decode import decode_rgb
-from sightline.data.inputs import read_bytes
 from sightline.errors import BadData
+from sightline.files.image_bytes import read_bytes
 from sightline.report.html import is_score, text
 from sightline.report.story import RunStory
 from sightline.runs.screen import as_score

@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-EVERY_S = 60.0  # from the start of one page to the next; a run that is shorter starts no process
+from sightline.runs.page import EVERY_S
+
 MOST_S = 120  # after which the process ends itself: a dead file server, or nobody who would end it
 END_S = 10.0  # for the process to remove what it has half written
 LOWEST_PRIORITY = 19
@@ -33,7 +34,7 @@ class Refresh:
         return time.monotonic() - self._opened_at >= EVERY_S
 
     def look(self) -> None:
-        """Start to write the page if the last one is old enough; do not wait for it."""
+        """Start to write the page if the last one is old enough; do not wait for it. A short run starts no process."""
         if time.monotonic() - self._started_at < EVERY_S or (self._child and self._child.poll() is None):
             return
         self._started_at = time.monotonic()

@@ -16,17 +16,18 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from sightline.config import Run
 from sightline.data.formats.image_headers import MAX_BYTES
 from sightline.data.loading.loader import BadSamples, Loader, Order
+from sightline.drawing.findings import GROUND, TEXT, Colour, colour_of, fitting
+from sightline.drawing.letters import Letters, letters_of
+from sightline.drawing.slices import outline_colour, outlined
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.parts import Bound, DataSpec, Finding, SeenSample, Task
-from sightline.report.draw import GROUND, TEXT, Colour, colour_of, fitting
-from sightline.report.letters import Letters, letters_of
-from sightline.report.predictions import ENCODERS
-from sightline.report.slices import outline_colour, outlined
+from sightline.inference.predictions import ENCODERS
+from sightline.parts import Bound, DataSpec, Finding, Task
+from sightline.recipe.recipe import Run
+from sightline.report.by_task import SeenSample, seen
 
 COLUMNS, ROWS = 6, 4
 LEAST_ITEMS = 6
@@ -117,7 +118,9 @@ def draw_samples(
     items = min(items - draws, order.steps_per_epoch * order.local_batch)
     rows = order.local_batch if comes_whole else min(order.local_batch, items)
     steps = 1 if bound.repeats_first else -(-items // rows)
-    drawn = Drawn(bound.dataset.spec, about_labels=task.label_note(), has_slices=bound.samples_per_item > 1)
+    smoothing = getattr(task, "label_smoothing", 0.0)  # which `seen` does not show
+    about_labels = f"label smoothing {smoothing:g}" if smoothing else ""
+    drawn = Drawn(bound.dataset.spec, about_labels=about_labels, has_slices=bound.samples_per_item > 1)
     each = max(1, min(bound.samples_per_item, COLUMNS * (ROWS - bool(draws)) // items))
     loaded = _loaded(bound, _FirstRows(order, rows), task, bad, steps, is_late)
     first: int | None = None  # that could be read
@@ -154,7 +157,7 @@ def _loaded(
             loaded = loader.next("train")
             with torch.no_grad():
                 batch = bound.finish(loaded, torch.float32)
-            samples, per_item = task.seen(batch, bound.dataset.spec), bound.samples_per_item
+            samples, per_item = seen(task, batch, bound.dataset.spec), bound.samples_per_item
             for item, index in enumerate(loaded["index"].tolist()):
                 yield index, samples[item * per_item : (item + 1) * per_item]
     finally:

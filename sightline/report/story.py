@@ -16,10 +16,10 @@ from sightline.errors import UsageError
 from sightline.files.checkpoint_folder import folder_of_runs, nearest_run
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import loads, read_json
+from sightline.overview.listing import CONFIG, MAX_LINE_BYTES, RunSummary, read_run
 from sightline.recipe import store
 from sightline.recipe.show import reason
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, DRAWINGS, LOG, MAX_SCORES_BYTES, SCORES, SUSPICIOUS
-from sightline.runs.overview import CONFIG, MAX_LINE_BYTES, RunSummary, read_run
 
 ENVIRONMENT = "environment.json"
 MOST_EVENTS = 200  # the first half and the last one

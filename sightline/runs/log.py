@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from sightline.data.loading.workers import Bad
 from sightline.parts import Scores
-from sightline.report.refresh import EVERY_S, Refresh
 from sightline.runs.attempts import ALONE, Attempt
 from sightline.runs.events import EventLog
 from sightline.runs.folder import BEST_SCORES, DRAWINGS, RunFolder
 from sightline.runs.loggers import Harmless, Logger
+from sightline.runs.page import EVERY_S, Page, Shown
 from sightline.runs.score_names import shown
 from sightline.runs.screen import RunSize, Screen, as_hours, as_score, as_speed, as_words
 
@@ -37,20 +37,20 @@ class RunLog:
         rank: int = 0,
         attempt: Attempt | None = ALONE,
         *,
-        has_report: bool = False,
+        page: Callable[[Path], Page] | None = None,
         rank_logs: Path | None = None,
     ) -> None:
         self.screen = screen or Screen(rank=rank)
         self.folder = RunFolder(folder, rank, attempt, self.warn)
         self.events = EventLog(self.folder, rank_logs)
-        self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
         self.has_started = False  # a start that was refused has nothing to show
         self._start_step = 0
         self._drawn_at = time.monotonic()
         self._first_step: threading.Timer | None = None
         self._time_to_train: dict[str, float] = {}
         self._total: dict[str, float] = {}  # of a training that came to its end
-        self._page = Refresh(folder) if has_report and self.folder.is_main else None
+        self.page = page(folder) if page and self.folder.is_main else None
+        self._shown: Shown | None = None
         if attempt is None:
             return
         if self.events.has_rank_log:
@@ -130,8 +130,8 @@ class RunLog:
         """Report a log interval of training that ends after `step` steps of the run."""
         self.events.write("train", epoch=epoch, step=step, **line)
         self.events.scalars("train", line, step)
-        if self._page:
-            self._page.look()
+        if self.page:
+            self.page.look()
         done, total = size.place(epoch, step)
         if size.is_limit and "eta_s" in line:  # to the end of the epoch
             line = {**line, "eta_s": line["eta_s"] * (total - done) / max(1, size.steps - step)}
@@ -203,18 +203,18 @@ class RunLog:
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)
-        if self._page:
+        if self.page:
             if is_best and time.monotonic() - self._drawn_at >= EVERY_S:
                 self._draw(scores, where)
-            self._page.look()
+            self.page.look()
 
     def _draw(self, scores: Scores, where: Mapping[str, Any]) -> None:
         """Draw the worst samples of the best evaluation so far. Short epochs need not wait for it: at most once a
         minute, and at the end of the run."""
-        if self.draw is None:
+        if not self.page or not self._shown:
             return
         try:
-            self.folder.write_json(DRAWINGS, {**where, **self.draw(scores)})
+            self.folder.write_json(DRAWINGS, {**where, **self.page.evaluated(self._shown, scores)})
         except Exception as error:  # noqa: BLE001  # of a task of one's own: no reason to end a run
             self.warn(f"the worst samples were not drawn: {error}")
         self._drawn_at = time.monotonic()
@@ -226,9 +226,16 @@ class RunLog:
             where: dict[str, Any] = {name: best[name] for name in ("epoch", "step") if name in best}
             self._draw(Scores(best.get("values", {}), best.get("tables", {}), best["worst"]), where)
 
-    def wants_facts(self, is_over: bool) -> bool:
-        """Return whether the report needs facts about the data now: at the end, or once it shows the run at work."""
-        return self._page is not None and (is_over or self._page.has_begun)
+    def show(self, shown: Shown) -> None:
+        """Let the page look at this training, from its first evaluation on."""
+        self._shown = shown
+
+    def keep_facts(self, is_over: bool) -> None:
+        """Let the page count and draw the data: at the end, or once it shows the run at work."""
+        if not (self.page and self._shown and (is_over or self.page.has_begun)):
+            return
+        if why := self.page.keep_facts(self._shown):
+            self.warn(why)
 
     def tell_scores(self, scores: Scores, **where: Any) -> None:
         """Print the scores of an evaluation that is not part of a training."""
@@ -258,7 +265,7 @@ class RunLog:
         else:
             words.append(f"total training time {_as_time(total)}{_as_rate(total)}")
         self.say("; ".join(words))
-        if self._page and scored_step >= 0:
+        if self.page and scored_step >= 0:
             self._draw_best()
 
     def close(self, code: int, reason: str) -> None:
@@ -284,8 +291,8 @@ class RunLog:
             self.events.close()
         finally:
             self.folder.release()
-            if self._page:
-                self._page.close()
+            if self.page:
+                self.page.close()
 
 
 def _as_time(times: Mapping[str, float]) -> str:

@@ -50,7 +50,6 @@ class DetectionConfig(TaskConfig):
     headline = "ap"
     peers = "detection"
     drawn = 8
-    decodes = True
 
     def build(self) -> Task:
         """Return the task with these fields."""

@@ -6,33 +6,17 @@ classes, height, width); model.patch is its window, model.any_size whether image
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sightline import results
-from sightline.evaluate.dice import soft_sums
-from sightline.evaluate.iou import MeanIou, mean_dice_loss
-from sightline.evaluate.sliding_window import sliding_window
-from sightline.parts import (
-    IGNORED,
-    Batch,
-    DataSpec,
-    Drawing,
-    Loss,
-    Prediction,
-    PredictJob,
-    PredictOptions,
-    Reporter,
-    SeenSample,
-    Task,
-)
-from sightline.report.beside import mask_colours, masks_beside, picture
-from sightline.report.masks import MaskPredictions, shares_of
+from sightline.metrics.dice import soft_sums
+from sightline.metrics.iou import MeanIou, mean_dice_loss
+from sightline.parts import IGNORED, Batch, DataSpec, Loss, Task
 from sightline.tasks.config import MaskConfig
+from sightline.tasks.sliding_window import sliding_window
 
 
 @dataclass(frozen=True)
@@ -91,48 +75,3 @@ class Masks(Task, MaskConfig):
     def metric(self, spec: DataSpec, device: torch.device) -> MeanIou:
         """Build the metric: intersection over union and Dice of every class, pixel accuracy, loss."""
         return MeanIou(spec.classes, self.dice_weight, device)
-
-    def draw(
-        self, batch: Batch, predict: Callable[[], Mapping[str, Tensor]], spec: DataSpec, count: int
-    ) -> list[Drawing]:
-        """Draw images beside their true and their predicted classes; pixels that do not count have no colour."""
-        found, label, drawings = predict()["classes"], batch["label"], []
-        for row, (height, width) in enumerate(batch["extent"][:count].tolist()):
-            truth, guess = (each[row, :height, :width].cpu().numpy() for each in (label, found))
-            tile = picture(batch["image"][row, :, :height, :width].float().cpu().numpy(), spec)
-            drawings.append(masks_beside(tile, truth * (truth != IGNORED), guess))
-        return drawings
-
-    def drawn_colours(self, spec: DataSpec) -> dict[str, str]:
-        """Return the colours of the outlines."""
-        return mask_colours(spec.classes)
-
-    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
-        """Return crops with their classes; pixels that do not count are drawn as the first class."""
-        label = torch.where(batch["label"] == IGNORED, 0, batch["label"]).to(torch.uint8)
-        pairs = zip(batch["image"].numpy(), label.numpy(), strict=True)
-        return [SeenSample(image, mask=mask) for image, mask in pairs]
-
-    def results(
-        self,
-        names: Sequence[str | None],
-        predictions: Mapping[str, Tensor],
-        batch: Batch,
-        spec: DataSpec,
-        options: PredictOptions,
-    ) -> list[Prediction]:
-        """Return masks of the numbers of classes."""
-        found: list[Prediction] = []
-        for row, name in enumerate(names):
-            if name is not None:
-                height, width = batch["extent"][row].tolist()
-                mask = predictions["classes"][row, :height, :width].cpu()
-                counts = mask.flatten().bincount(minlength=len(spec.classes)).tolist()
-                shares = shares_of(predictions, row, height, width) if options.probabilities else None
-                pixels = dict(zip(spec.classes, counts, strict=True))
-                found.append(results.Segmentation(name, mask.numpy(), spec.classes, pixels, shares))
-        return found
-
-    def reporter(self, job: PredictJob) -> Reporter:
-        """Write masks as the files of the training had them, and draw outlines into the images."""
-        return MaskPredictions(job)

@@ -7,7 +7,7 @@ Batch keys: image (after finish(): batch, channels, *space), label (batch, *spac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -18,25 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from sightline import results
 from sightline.errors import UsageError
-from sightline.evaluate.dice import Dice, dice_loss, soft_sums, within
-from sightline.evaluate.sliding_window import sliding_window
-from sightline.parts import (
-    Batch,
-    DataSpec,
-    Drawing,
-    Loss,
-    Prediction,
-    PredictJob,
-    PredictOptions,
-    Reporter,
-    SeenSample,
-    Task,
-)
-from sightline.report.beside import mask_colours, masks_beside
-from sightline.report.volumes import VolumePredictions, mask_of, probabilities, scores_of_row
+from sightline.metrics.dice import Dice, dice_loss, soft_sums
+from sightline.parts import Batch, DataSpec, Loss, Task
 from sightline.tasks.config import SegmentationConfig
+from sightline.tasks.sliding_window import sliding_window
 
 BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
 
@@ -106,64 +92,6 @@ class Segmentation(Task, SegmentationConfig):
                 f"enhancing tumour), here are {len(spec.classes)} classes: {', '.join(spec.classes)}; use none"
             )
         return Dice(spec.classes, device, self.regions, self.voxel_loss)
-
-    def draw(
-        self, batch: Batch, predict: Callable[[], Mapping[str, Tensor]], spec: DataSpec, count: int
-    ) -> list[Drawing]:
-        """Draw slices, of a volume the one with the most wrong voxels, in the first channel."""
-        found, label, image = predict()["classes"], batch["label"], batch["image"][:, 0]
-        if "extent" in batch:
-            inside = within(batch["extent"], label.shape[1:])
-            found, label = torch.where(inside, found, 0), torch.where(inside, label, 0)
-        drawings = []
-        for planes in zip(image[:count].float(), label[:count], found[:count], strict=True):
-            if planes[0].ndim == 3:
-                worst = int((planes[1] != planes[2]).flatten(1).sum(1).argmax())
-                planes = tuple(plane[worst] for plane in planes)
-            drawings.append(masks_beside(*(plane.cpu().numpy() for plane in planes)))
-        return drawings
-
-    def drawn_colours(self, spec: DataSpec) -> dict[str, str]:
-        """Return the colours of the outlines."""
-        return mask_colours(spec.classes)
-
-    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
-        """Return slices with their classes: of a volume the middle one, or where that has none the one with most."""
-        samples = []
-        for image, label in zip(batch["image"].numpy(), batch["label"].to(torch.uint8).numpy(), strict=True):
-            if label.ndim == 2:
-                samples.append(SeenSample(image, mask=label))
-                continue
-            labelled, at = (label > 0).sum((1, 2)), len(label) // 2
-            at = at if labelled[at] or not labelled.any() else int(labelled.argmax())
-            samples.append(SeenSample(image[:, at], mask=label[at], note=f"slice {at}"))
-        return samples
-
-    def results(
-        self,
-        names: Sequence[str | None],
-        predictions: Mapping[str, Tensor],
-        batch: Batch,
-        spec: DataSpec,
-        options: PredictOptions,
-    ) -> list[Prediction]:
-        """Return masks in the geometry of their files."""
-        found: list[Prediction] = []
-        for row, name in enumerate(names):
-            if name is None:
-                continue
-            scores, geometry = scores_of_row(predictions, batch, row)
-            mask, counts = mask_of(scores, spec.classes, options.largest)
-            shares = probabilities(scores, geometry) if options.probabilities else None
-            if batch["flat"][row]:
-                mask, shares = mask[0], shares[:, 0] if shares is not None else None
-            voxels = dict(zip(spec.classes, counts, strict=True))
-            found.append(results.Segmentation(name, mask, spec.classes, voxels, shares))
-        return found
-
-    def reporter(self, job: PredictJob) -> Reporter:
-        """Write masks in the geometry of their files, and draw slices with outlines."""
-        return VolumePredictions(job)
 
     def _flipped_mean(self, forward: Callable[[Tensor], Tensor], image: Tensor, axes: int) -> Tensor:
         """Return scores in fp32; with tta their mean over all mirror images along the last `axes` axes."""

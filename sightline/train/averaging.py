@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.config import Recipe
+from sightline.engine import checkpoint
 from sightline.errors import BadCheckpoint, UsageError
-from sightline.train import checkpoint
+from sightline.recipe.recipe import Recipe
 from sightline.train.schedules import RunLength
 
 

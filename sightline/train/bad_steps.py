@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from sightline.config import Run
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import BadCheckpoint, NotFinite, first_of
 from sightline.parts import Dataset
-from sightline.runs.log import RunLog
 from sightline.train.saver import Saver
+from sightline.train.session import Session
 from sightline.train.state import TrainState
 
 
 class BadSteps:
     """The rule of one run; the step itself has changed nothing but its count."""
 
-    def __init__(self, run: Run, state: TrainState, saver: Saver, order: TrainOrder, dataset: Dataset, log: RunLog):
-        self.run = run
+    def __init__(self, session: Session, state: TrainState, saver: Saver, order: TrainOrder, dataset: Dataset):
+        self.run = session.run
         self.state = state
         self.saver = saver
         self.order = order
         self.dataset = dataset
-        self.log = log
+        self.log = session.log
 
     def rewound(self, bad_step: int) -> bool:
         """Log the step, then raise NotFinite, skip it, or rewind; return True if the state went back."""

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Loader, worker_count
 from sightline.data.loading.order import TrainOrder
+from sightline.engine.model import build_model
+from sightline.engine.orders import length_of, train_order_of
 from sightline.errors import OutOfMemory, UsageError
 from sightline.hardware.devices import Device, is_out_of_memory
 from sightline.hardware.world import World, local_size
 from sightline.parts import Batch, Bound, Dataset
-from sightline.train.model import build_model
-from sightline.train.orders import length_of, train_order_of
+from sightline.recipe.recipe import Recipe, Run
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 

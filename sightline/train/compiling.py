@@ -10,15 +10,12 @@ import time
 from dataclasses import replace
 from typing import Literal
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import Loader
-from sightline.hardware.devices import Device
-from sightline.hardware.world import World
+from sightline.engine.signals import StopSignals
 from sightline.parts import Batch
-from sightline.runs.log import RunLog
 from sightline.train import compile_cache
 from sightline.train.meter import Meter
-from sightline.train.signals import StopSignals
+from sightline.train.session import Session
 from sightline.train.state import TrainState
 from sightline.train.step import Step
 
@@ -74,10 +71,10 @@ def _duration(seconds: float) -> str:
 class Compiling:
     """The choice of one run. `run` says how its first step is built; call `after_step` after each."""
 
-    def __init__(
-        self, recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, steps: int, is_longer: bool
-    ):
+    def __init__(self, session: Session, state: TrainState, steps: int, is_longer: bool):
+        recipe, run, device, world = session.recipe, session.run, session.device, session.world
         self.world = world
+        self.log = session.log
         self.state = state
         self.steps = steps
         self._key = f"{recipe.model} {recipe.task} {recipe.train.precision} on {device.name()} of {world.size}"
@@ -99,7 +96,7 @@ class Compiling:
         self.state.choices = {**others, COMPILE: self._choice} if self._choice else others
 
     def after_step(
-        self, step: Step, batch: Batch, epoch: int, loader: Loader, meter: Meter, signals: StopSignals, log: RunLog
+        self, step: Step, batch: Batch, epoch: int, loader: Loader, meter: Meter, signals: StopSignals
     ) -> None:
         """Time a step that was just made; once enough are timed, decide, and compile if that pays."""
         if self._choice:
@@ -123,7 +120,7 @@ class Compiling:
         is_on = bool(self.world.largest(int(self.world.is_main and pays(left * step_s, is_cached))))
         self._choice = "on" if is_on else "off"
         self._keep()
-        log.say(as_line(is_on, left, step_s, is_cached))
+        self.log.say(as_line(is_on, left, step_s, is_cached))
         if is_on:
             self.world.beat(is_long=True)
             with meter.paused():

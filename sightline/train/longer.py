@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sightline.config import Recipe
+from sightline.engine.progress import TrainProgress
 from sightline.errors import UsageError
-from sightline.train.progress import TrainProgress
+from sightline.recipe.recipe import Recipe
 from sightline.train.schedules import RunLength
 
 

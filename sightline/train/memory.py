@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from sightline.config import Recipe
 from sightline.data.loading.order import EvalOrder
 from sightline.errors import OutOfMemory
 from sightline.hardware.devices import Device, is_out_of_memory
 from sightline.hardware.world import World
 from sightline.parts import DataSpec
+from sightline.recipe.recipe import Recipe
 from sightline.train.state import TrainState
 
 MOST = 0.5  # share of the peak from which on the network is what is too large

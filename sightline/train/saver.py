@@ -12,18 +12,16 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sightline.config import Recipe, Run
 from sightline.data.contents import Contents, Digests
+from sightline.engine.checkpoint import Checkpoints, HostCopies, NotDamaged, Tensors, find, read, require
+from sightline.engine.progress import TrainProgress
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError, first_of
-from sightline.hardware.world import World
 from sightline.parts import Dataset
 from sightline.recipe import store
 from sightline.runs.environment import environment
 from sightline.runs.folder import BEST_SCORES, SCORES
-from sightline.runs.log import RunLog
 from sightline.train import longer
-from sightline.train.checkpoint import Checkpoints, HostCopies, NotDamaged, Tensors, find, read, require
-from sightline.train.progress import TrainProgress
+from sightline.train.session import Session
 from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
@@ -52,15 +50,13 @@ class Saver:
 
     def __init__(
         self,
-        recipe: Recipe,
-        run: Run,
+        session: Session,
         state: TrainState,
         sets: dict[str, Dataset],
-        world: World,
-        log: RunLog,
         on_saved: Callable[[Saved], None],
         check_stop: Callable[[], None] = lambda: None,
     ):
+        recipe, run, world, log = session.recipe, session.run, session.world, session.log
         self.recipe = recipe
         self.run = run
         self.state = state
@@ -77,7 +73,7 @@ class Saver:
         self._best_is_unsure = False  # until settle_best; alike on all ranks
         self._damage: Future[BadCheckpoint | None] | None = None  # of the best checkpoint
         self._copies = HostCopies(state.device)
-        self._leak_was_said = False
+        self._leak: str | None = None  # what to say of one; None: not looked for yet
         if world.is_main:
             self.checkpoints.prove_writable()
 
@@ -300,6 +296,8 @@ class Saver:
 
     def _write(self, stored: dict[str, Any], step: int, best_step: int, copied_s: float) -> Saved:
         stored["contents"] = self.contents.to_json()  # read at the first save, unless a resume has compared it
+        if self._leak is None:
+            self._leak = self.contents.leak()
         started = time.perf_counter()
         self._copies.wait()
         path = self.checkpoints.save(step, self._copies.tensors, stored, best_step, are_copies=True)
@@ -321,9 +319,9 @@ class Saver:
             return
         self.log.event("checkpoint", step=saved.step, name=saved.path.name)
         self.on_saved(saved)
-        if not self._leak_was_said and (leak := self.contents.leak()):
-            self.log.warn(leak)
-        self._leak_was_said = True
+        if self._leak:
+            self.log.warn(self._leak)
+        self._leak = ""
 
     def _collect_last(self, is_tried_again: bool) -> None:
         """Collect the save before this one; its error is only a warning where this one must succeed and tries again."""

@@ -11,53 +11,55 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import worker_count
+from sightline.engine.checkpoint import stored_recipe
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import early_cuda
-from sightline.hardware.devices import Device
-from sightline.hardware.world import World
 from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset
-from sightline.runs.log import RunLog
+from sightline.recipe.recipe import Recipe, Run
 from sightline.train.batch_size import measure_accumulation, measure_batch
-from sightline.train.checkpoint import stored_recipe
 from sightline.train.config import AUTO
+from sightline.train.session import Session
 
 PRECISIONS: tuple[Literal["bf16", "fp16", "fp32"], ...] = ("bf16", "fp16", "fp32")  # ranks that differ take the later
 
 
-def settle(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> Recipe:
-    """Return the recipe with its precision and batch decided, the same on all ranks. `run.out` names the folder."""
-    stored = _stored_train(run)
-    recipe = _with_precision(recipe, stored, device, world, log)
-    recipe = _with_volumes(recipe, run, world, log)
-    if recipe.train.measures_accumulation:
-        recipe = _with_accumulation(recipe, run, stored, device, world, log)
-    if recipe.train.measures_batch:
-        recipe = _with_batch(recipe, run, stored, device, world, log)
-    for text in recipe.schedule.warnings(recipe.train.epochs):
-        log.warn(text)
-    return recipe
+def settle(session: Session) -> Session:
+    """Return the session with precision and batch of its recipe decided, the same on all ranks. `run.out` names the
+    folder."""
+    stored = _stored_train(session.run)
+    session = _with_precision(session, stored)
+    session = _with_volumes(session)
+    if session.recipe.train.measures_accumulation:
+        session = _with_accumulation(session, stored)
+    if session.recipe.train.measures_batch:
+        session = _with_batch(session, stored)
+    for text in session.recipe.schedule.warnings(session.recipe.train.epochs):
+        session.log.warn(text)
+    return session
 
 
 def open_data(
-    recipe: Recipe, run: Run, device: Device, world: World, log: RunLog, facts: DataFacts = NOTHING_OPENED
-) -> tuple[Recipe, dict[str, Dataset], dict[str, Bound]]:
-    """Open both splits and bind them to the device; return them with the recipe as the data and the decoder make it.
-    `facts` are what `data.look` returned for this start."""
-    data = recipe.data.in_run(_where_split_is_kept(run, log.folder.path))
+    session: Session, facts: DataFacts = NOTHING_OPENED
+) -> tuple[Session, dict[str, Dataset], dict[str, Bound]]:
+    """Open both splits and bind them to the device; return them with the session, whose recipe is then as the data and
+    the decoder make it. `facts` are what `data.look` returned for this start."""
+    recipe, device = session.recipe, session.device
+    data = recipe.data.in_run(_where_split_is_kept(session.run, session.log.folder.path))
     sets: dict[str, Dataset] = dict(data.open_splits(recipe.train.seed, facts).items())
-    if _decodes_on_host(sets["train"], recipe, run, device, world, log):
+    if _decodes_on_host(sets["train"], session):
         recipe = replace(recipe, data=recipe.data.on_host())
         sets = {split: dataset.on_host() for split, dataset in sets.items()}
     early_cuda.load_libraries(device, recipe.train.precision)  # not before the decoders are timed
     recipe = replace(recipe, task=recipe.task.for_data(sets["train"].spec))
-    return recipe, sets, {split: dataset.bind(device, recipe.train.global_batch) for split, dataset in sets.items()}
+    bound = {split: dataset.bind(device, recipe.train.global_batch) for split, dataset in sets.items()}
+    return replace(session, recipe=recipe), sets, bound
 
 
-def _decodes_on_host(dataset: Dataset, recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> bool:
+def _decodes_on_host(dataset: Dataset, session: Session) -> bool:
     """Return whether the first start of the run chose the host's decoder; rank 0 decides for all. Runs from before
     there was a choice have the device's."""
+    run, device, world = session.run, session.device, session.world
     if device.kind == "cpu":
         return False
     stored = _stored(run)
@@ -67,9 +69,9 @@ def _decodes_on_host(dataset: Dataset, recipe: Recipe, run: Run, device: Device,
     is_host, line = False, ""
     if world.is_main:
         workers = max(1, worker_count(run.workers, device, world))
-        is_host, line = dataset.prefers_host(device, workers, recipe.train.deterministic)
+        is_host, line = dataset.prefers_host(device, workers, session.recipe.train.deterministic)
     if line:
-        log.say(line)
+        session.log.say(line)
     return bool(world.largest(int(is_host)))
 
 
@@ -109,7 +111,8 @@ def _stored_number(stored: Mapping[str, Any], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _with_precision(recipe: Recipe, stored: Mapping[str, Any], device: Device, world: World, log: RunLog) -> Recipe:
+def _with_precision(session: Session, stored: Mapping[str, Any]) -> Session:
+    recipe, device, world, log = session.recipe, session.device, session.world, session.log
     wanted, kept = recipe.train.precision, stored.get("precision")
     why = device.no_bf16_because()
     falls_back = wanted == "bf16" and recipe.is_own("train.precision")
@@ -130,38 +133,39 @@ def _with_precision(recipe: Recipe, stored: Mapping[str, Any], device: Device, w
     if precision == "bf16" and why:
         advice = "the run was started in it and keeps it" if kept == "bf16" else "--train.precision fp32 is faster"
         log.warn(f"bf16 is only emulated, on a CPU up to 8 times slower than fp32: {why}; {advice}")
-    return recipe.decided({"train.precision": precision}, "this device")
+    return replace(session, recipe=recipe.decided({"train.precision": precision}, "this device"))
 
 
-def _with_volumes(recipe: Recipe, run: Run, world: World, log: RunLog) -> Recipe:
+def _with_volumes(session: Session) -> Session:
     """Decide how many volumes share a batch, where that is left open: one per rank of the first start."""
-    kept = world.largest(_stored_number(_stored_part(run, "data"), "nvol"))
+    recipe, world = session.recipe, session.world
+    kept = world.largest(_stored_number(_stored_part(session.run, "data"), "nvol"))
     data = recipe.data.for_ranks(kept or world.size)
     if data != recipe.data and not kept and (nvol := getattr(data, "nvol", 1)) > 1:
-        log.say(f"a batch takes its slices from {nvol} volumes, one per device; the run keeps this data.nvol={nvol}")
-    return replace(recipe, data=data)
+        session.log.say(
+            f"a batch takes its slices from {nvol} volumes, one per device; the run keeps this data.nvol={nvol}"
+        )
+    return replace(session, recipe=replace(recipe, data=data))
 
 
-def _with_accumulation(
-    recipe: Recipe, run: Run, stored: Mapping[str, Any], device: Device, world: World, log: RunLog
-) -> Recipe:
+def _with_accumulation(session: Session, stored: Mapping[str, Any]) -> Session:
     """Measure the parts of a batch once, with --run.override again; a batch that is measured too fits in one part."""
+    recipe, run, world, log = session.recipe, session.run, session.world, session.log
     parts = world.largest(0 if run.override else _stored_number(stored, "accumulation"))
     if not parts and recipe.train.measures_batch:
         parts = 1
     if not parts:
         log.say("measuring in how many parts a batch fits into memory (train.accumulation=auto)")
-        parts, note = measure_accumulation(recipe, run, device, world)
+        parts, note = measure_accumulation(recipe, run, session.device, world)
         log.say(note)
-    return recipe.decided({"train.accumulation": parts}, "measured on this device")
+    return replace(session, recipe=recipe.decided({"train.accumulation": parts}, "measured on this device"))
 
 
-def _with_batch(
-    recipe: Recipe, run: Run, stored: Mapping[str, Any], device: Device, world: World, log: RunLog
-) -> Recipe:
+def _with_batch(session: Session, stored: Mapping[str, Any]) -> Session:
+    recipe, run, world, log = session.recipe, session.run, session.world, session.log
     batch = world.largest(_stored_number(stored, "global_batch"))
     if not batch:
         log.say("measuring the largest batch that is worth its memory (train.global_batch=auto)")
-        batch, note = measure_batch(recipe, run, device, world)
+        batch, note = measure_batch(recipe, run, session.device, world)
         log.say(note)
-    return recipe.decided({"train.global_batch": batch}, "measured on this device")
+    return replace(session, recipe=recipe.decided({"train.global_batch": batch}, "measured on this device"))

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.config import Recipe
+from sightline.engine.checkpoint import Tensors, check_fit
+from sightline.engine.model import BuiltModel, choose_trainable, head_of
+from sightline.engine.progress import TrainProgress
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import LossScale
 from sightline.hardware.world import World
 from sightline.parts import ModelConfig
+from sightline.recipe.recipe import Recipe
 from sightline.train.averaging import Ema
-from sightline.train.checkpoint import Tensors, check_fit
-from sightline.train.model import BuiltModel, choose_trainable, head_of
-from sightline.train.progress import TrainProgress
 from sightline.train.schedules import RunLength
 from sightline.train.stopwatch import Stopwatch
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sightline.engine.signals import StopSignals
 from sightline.runs.log import RunLog
 from sightline.train.saver import Saved
-from sightline.train.signals import StopSignals
 
 GRACE_S = 30  # after which torchrun, Kubernetes and Slurm kill, unless set otherwise
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import nn
 
-from sightline.config import Recipe
+from sightline.engine.checkpoint import MAX_STATE_BYTES
 from sightline.errors import SightlineError
 from sightline.files.checkpoint_folder import STATE, find
 from sightline.files.typed_json import read_json
 from sightline.parts import DataSpec
-from sightline.train.checkpoint import MAX_STATE_BYTES
+from sightline.recipe.recipe import Recipe
 
 # Absolute rates of published tables, and the batch that they were made for.
 TABLES: dict[tuple[float, ...], int] = {(0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0.0008): 2048}  # ResNet-50 in PyTorch

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline import cli
-from sightline.train import checkpoint
+from sightline.engine import checkpoint
 
 TINY = """train demo_classification --model.width=4 --data.path=synthetic:classes=10,samples=16,size=16 --data.size=16
     --data.eval-resize=16 --data.eval-size=16 --train.global-batch=8 --train.precision=fp32 --train.epochs=14

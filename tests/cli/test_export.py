@@ -19,12 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sightline import api, cli, config
+from sightline.engine import checkpoint
+from sightline.engine.progress import TrainProgress
 from sightline.errors import UsageError
 from sightline.export.formats import torch_export
 from sightline.parts import DataSpec
 from sightline.recipe import store
-from sightline.train import checkpoint
-from sightline.train.progress import TrainProgress
 
 onnx = pytest.importorskip("onnx", reason="needs the extra export: onnx, onnxscript, onnxruntime")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra export")

@@ -13,7 +13,7 @@ from PIL import Image
 
 from sightline import api, cli
 from sightline.errors import BadData
-from sightline.evaluate import folds
+from sightline.inference import folds
 
 # Fold 1 cannot be opened while a file `missing` lies in the folder. Each fold has its own number of images.
 RECIPE = '''"""Three folds of numbers."""

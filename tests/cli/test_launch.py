@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from sightline import api, cli, config
+from sightline.commands import launch_check as check
+from sightline.engine.orders import refuse_uneven
 from sightline.errors import UsageError
-from sightline.hardware.launch import check
-from sightline.train.orders import refuse_uneven
 
 REPO = Path(__file__).resolve().parents[2]
 SPLIT = ["--train.global-batch=512"]

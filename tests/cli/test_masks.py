@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.report.slices import outline_colour
+from sightline.drawing.slices import outline_colour
 
 MADE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "unit/data/prepare/raw_layouts.py"))
 PREPARE = ("prepare", "decathlon")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sightline import config
+from sightline.engine import checkpoint
 from sightline.recipe import store
-from sightline.train import checkpoint
 
 NAME = "demo_classification"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]

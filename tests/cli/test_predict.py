@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from torchvision.transforms import v2
 
 from sightline import api, cli, config
+from sightline.engine import checkpoint
 from sightline.errors import BadData, DiskFull
 from sightline.parts import DataSpec
-from sightline.train import checkpoint
 
 NAME = "demo_classification"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
@@ -339,7 +339,8 @@ import dataclasses
 
 import torch
 from sightline.recipes import demo_classification
-from sightline.report.findings import boxes_found
+from sightline.inference.by_task import boxes_in, reporter
+from sightline.inference.predictions import Predictions
 from sightline.tasks.classification import Classification
 
 
@@ -352,8 +353,10 @@ class Boxes(Classification):
         found = {"boxes": boxes, "scores": scores, "labels": labels}
         return {name: torch.stack([value] * count) for name, value in found.items()}
 
-    def findings(self, predictions, spec, top, threshold):
-        return boxes_found(**predictions, spec=spec, top=top or 20, threshold=0.3 if threshold is None else threshold)
+
+@reporter.register(Boxes)
+def boxes_in_files(task, job):
+    return Predictions(boxes_in, job)
 
 
 def recipe():

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from sightline.data.prepare.decathlon.fetched import BUCKET, MD5
-from sightline.data.volumes.decathlon import TASKS, read_plan
+from sightline.data.volumes.plan import TASKS, read_plan
 
 REPO = Path(__file__).resolve().parents[2]
 MADE = runpy.run_path(str(REPO / "tests/unit/data/prepare/decathlon_folders.py"))

@@ -16,14 +16,15 @@ from PIL import Image
 from sightline import config
 from sightline.config import Recipe
 from sightline.data.loading.loader import BadSamples
+from sightline.engine.orders import train_order_of
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.parts import Batch, Dataset, DataSpec, SeenSample
+from sightline.parts import Batch, Dataset, DataSpec
 from sightline.recipe import store
+from sightline.report.by_task import SeenSample, seen
 from sightline.report.data_facts import FACTS, SHEET, keep_facts
 from sightline.report.samples import draw_samples
 from sightline.tasks.classification import Classification
-from sightline.train.orders import train_order_of
 
 Page = runpy.run_path(str(Path(__file__).with_name("test_report.py")))["Page"]
 SMALL = ["--data.size=24", "--data.eval-size=24"]
@@ -143,8 +144,10 @@ def test_the_page_needs_no_data(sightline, data: Path, tmp_path: Path):
 class Broken(Classification):
     """A task of a user's own."""
 
-    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
-        raise KeyError("boxes")
+
+@seen.register(Broken)
+def _nothing(task: Broken, batch: Batch, spec: DataSpec) -> list[SeenSample]:
+    raise KeyError("boxes")
 
 
 def test_nothing_that_fails_ends_a_run(data: Path, tmp_path: Path):

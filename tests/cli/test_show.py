@@ -14,12 +14,12 @@ from safetensors.numpy import load_file
 from sightline import config
 from sightline.config import Run
 from sightline.data.loading.loader import BadSamples, Loader
+from sightline.drawing.findings import GROUND, colour_of
+from sightline.drawing.slices import outline_colour
+from sightline.engine.orders import train_order_of
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.recipe import store
-from sightline.report.draw import GROUND, colour_of
-from sightline.report.slices import outline_colour
-from sightline.train.orders import train_order_of
 
 NAME = "demo_classification"
 SMALL = ["--data.size=50", "--data.eval-size=50", "--run.device=cpu"]  # a tile has 200 pixels: four for each of these
@@ -237,8 +237,8 @@ def test_batches_that_are_replayed_are_shown_as_they_are(sightline, tmp_path: Pa
 
 
 def test_any_recipe_part_may_lack_a_drawing(tmp_path: Path, shapes: Path):
+    from sightline.commands.show_sheet import draw_sheet
     from sightline.errors import UsageError
-    from sightline.measure.show import draw_sheet
     from sightline.parts import Task
 
     class Own(Task):

@@ -1,9 +1,11 @@
 """The corpus: commands, Python calls and lines of the originals, with what each must answer however the code changes.
 
-A case of tests/corpus/*.txt is a command behind `$ ` or a Python expression behind `>>> `, and below it the answer:
+A case of tests/corpus/*.txt is a command behind `$ `, behind `$$ ` with all that it says and every file that it writes,
+or a Python expression behind `>>> `, and below it the answer:
 
     exit 2                                     the exit code; of Python the error's class, or nothing
     | error: train.epochs is 0, ...            the first line that was printed, and the error if that comes later
+    file out/index.json 120 3e25960a           of `$$`: bytes and digest, of a picture its mode, size and pixels
     config train.epochs 3                      where settings are decided: each that differs from the recipe's own
 
 `{pets}` is a folder of world.py, `{out}` a new one. An expected line is changed by
@@ -23,13 +25,16 @@ import shutil
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import warm
 import yaml
+from PIL import Image
 
 from sightline import api, cli
 from sightline.errors import SightlineError
@@ -38,6 +43,7 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
 RECORDS = os.environ.get("CORPUS") == "record"
 WORLD = runpy.run_path(str(HERE / "world.py"))
+OF_RUNS = re.compile(r"\{(runs?|copy|drawn|labels|boxes|slices|prepared)\}|run\.onnx")  # what a training leaves
 FILES = sorted(HERE.glob("*.txt"))
 
 
@@ -52,15 +58,20 @@ def cases(file: Path) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folders of world.py with their runs; read only, commands that write get a copy."""
+    """The folders of world.py; read only, commands that write get a copy."""
+    return warm.once(tmp_path_factory, "corpus", lambda folder: WORLD["make"](folder / "world")) / "world"
 
-    def fill(folder: Path) -> None:
-        WORLD["make"](folder / "world")
+
+@pytest.fixture(scope="session")
+def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its runs, which take longer than most cases."""
+
+    def fill(_: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder / "world")
-            WORLD["train"](folder / "world", lambda line: _must(*_run_command(line)))
+            patch.chdir(world)
+            WORLD["train"](world, lambda line: _must(*_run_command(line)))
 
-    return warm.once(tmp_path_factory, "corpus", fill) / "world"
+    warm.once(tmp_path_factory, "corpus-runs", fill)
 
 
 def _must(code: object, said: str) -> None:
@@ -68,7 +79,11 @@ def _must(code: object, said: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_every_case_answers_as_before(file: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_case_answers_as_before(
+    file: Path, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    if OF_RUNS.search(file.read_text("utf-8")):
+        request.getfixturevalue("trained")
     monkeypatch.setenv("COLUMNS", "120")
     wrong, recorded = [], []
     for i, (command, expected) in enumerate(cases(file)):
@@ -92,7 +107,7 @@ def test_every_case_answers_as_before(file: Path, world: Path, tmp_path: Path, m
 def answered(command: str, world: Path, place: Path) -> list[str]:
     """Run a case in an empty folder; return its lines."""
     out = place / "out"
-    names = {path.stem: path for path in [*world.iterdir(), *(world / "runs").iterdir()]}
+    names = {path.stem: path for path in [*world.iterdir(), *(world / "runs").glob("*")]}
     names |= {"out": out, "world": world, "copy": place / "copy"}
     if "{copy}" in command:  # of a run that the command changes
         shutil.copytree(world / "runs" / "run", names["copy"])
@@ -102,7 +117,10 @@ def answered(command: str, world: Path, place: Path) -> list[str]:
             shutil.copytree(world / "stored" / name, place / name)
     line = re.sub(r"\{(\w+)\}", lambda match: str(names[match[1]]), command)
     with own_environment():
-        lines = _call(line[4:]) if line.startswith(">>> ") else _command(line[2:], place)
+        if line.startswith("$$ "):
+            lines = _whole_command(line[3:], place, world)
+        else:
+            lines = _call(line[4:]) if line.startswith(">>> ") else _command(line[2:], place)
     return [_without_places(each, world, place) for each in lines]
 
 
@@ -138,6 +156,34 @@ def _command(line: str, place: Path) -> list[str]:
         for stored in sorted(place.glob("*/config.yaml")):
             lines += _differences(yaml.safe_load(stored.read_text("utf-8")))
     return lines
+
+
+def _whole_command(line: str, place: Path, world: Path) -> list[str]:
+    before = set(place.rglob("*"))
+    code, said = _run_command(line)
+    written = sorted(path for path in place.rglob("[!.]*") if path.is_file() and path not in before)
+    written = [path for path in written if not any(part.startswith(".") for part in path.relative_to(place).parts)]
+    said = re.sub(r"(?<=-)[0-9a-f]{12}\b", "#", said)  # an id of the job, of its folder among others
+    printed = [f"| {each}".rstrip() for each in said.splitlines() if each.strip()]
+    return [
+        f"exit {code}",
+        *printed,
+        *(f"file {path.relative_to(place)} {_digest(path, place, world)}" for path in written),
+    ]
+
+
+def _digest(path: Path, place: Path, world: Path) -> str:
+    """What is in a file; of a picture what it shows, and numbers without their last digits, where processors differ."""
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            return f"{image.mode} {image.width}x{image.height} {zlib.crc32(image.tobytes()):08x}"
+    if path.suffix == ".npy" and (values := np.load(path)).dtype.kind == "f":
+        facts = (values.min(), values.std(), values.max())
+        return " ".join([f"{values.dtype} {values.shape}", *(f"{fact:.2f}" for fact in facts)])
+    content = path.read_bytes().replace(str(place).encode(), b"{here}").replace(str(world).encode(), b"{world}")
+    if path.suffix == ".json":
+        content = re.sub(rb"-?\d+\.\d+(?:e-?\d+)?", lambda match: b"%.5g" % float(match[0]), content)
+    return f"{len(content)} {zlib.crc32(content):08x}"
 
 
 def _run_command(line: str) -> tuple[object, str]:

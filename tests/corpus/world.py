@@ -65,6 +65,89 @@ def make(world: Path) -> None:
     shutil.copy(GOLDEN / "checkpoint_format1" / "tiny.py", world / "tiny.py")
     shutil.copytree(HERE / "stored", world / "stored")  # runs of commit e5fe2df, whose data were in /data
     _write_configs(world)
+    _spoil_classes(world, image)
+    _spoil_boxes(world)
+    _spoil_masks(world)
+    shutil.copytree(HERE / "scripts", world / "scripts")
+    (world / "lines.txt").write_text(
+        "# of a page\nexport PT_HPU_LAZY_MODE=0\nexport HCCL_OVER_TCP=1 DATA=/d\n\n"
+        "train.py --data-path $DATA --nonsense 3\n"
+        "$PYTHON train.py \\\n  --data-path /d --epochs 3\ntorchrun --nproc-per-node 2 train.py --data-path <path>\n"
+    )
+
+
+def _spoil_classes(world: Path, image) -> None:
+    """Folders of classes with all that `check` looks for."""
+    odd = shutil.copytree(world / "splits", world / "odd")
+    for i in range(5):  # the same bytes again, in one split and in others
+        shutil.copy(odd / "train" / "ant" / "0.png", odd / "train" / "ant" / f"again{i}.png")
+    shutil.copy(odd / "train" / "bee" / "1.png", odd / "val" / "bee" / "seen.png")
+    shutil.copy(odd / "train" / "fly" / "2.png", odd / "test" / "fly" / "seen.png")
+    shutil.copy(odd / "val" / "fly" / "1.png", odd / "test" / "fly" / "valued.png")
+    (odd / "train" / "fly" / "3.png").write_bytes(b"")
+    (odd / "train" / "fly" / "4.png").write_bytes((odd / "train" / "fly" / "5.png").read_bytes()[:200])
+    (odd / "train" / "fly" / "notes.txt").write_text("of the flies\n")
+    (odd / "train" / "wasp").mkdir()
+    image(odd / "val" / "moth" / "0.png")
+    image(odd / "test" / "gnat" / "0.png", (9, 50))
+    twins = shutil.copytree(world / "pets", world / "twins")
+    for i in range(3):
+        shutil.copy(twins / "cat" / f"{i}.png", twins / "dog" / f"cat{i}.png")  # of both classes
+        shutil.copy(twins / "cat" / f"{i}.png", twins / "cat" / f"copy{i}.png")
+    (twins / "dog" / "1.png").write_bytes(b"GIF89a, they said")
+    for split, names in (("train", ("ant", "bee")), ("val", ("ant", "cow"))):
+        for name in names:
+            image(world / "classes_apart" / split / name / "0.png")
+    shutil.copytree(world / "table", world / "lost")
+    (world / "lost" / "images" / "3.png").unlink()
+    image(world / "lost" / "images" / "nobody.png")
+
+
+def _spoil_boxes(world: Path) -> None:
+    """The three forms of boxes with all that `check` looks for."""
+    coco = shutil.copytree(world / "coco", world / "odd_coco")
+    document = json.loads((coco / "train.json").read_text())
+    images, boxes = document["images"], document["annotations"]
+    images[0]["width"] = 81
+    images += [dict(images[1], id=50), {"id": 51, "file_name": "gone.png", "width": 8, "height": 8}]
+    for i, (key, value) in enumerate((("category_id", 7), ("bbox", [70, 50, 40, 30]), ("bbox", [9, 9, 0, 5]))):
+        boxes[i + 1][key] = value
+    boxes += [dict(boxes[4], id=99), dict(boxes[4], id=98, image_id=777), dict(boxes[5], id=97, iscrowd=1)]
+    (coco / "train.json").write_text(json.dumps(document))
+    shutil.copy(coco / "train" / "4.png", coco / "train" / "extra.png")
+    shutil.copy(coco / "train" / "5.png", coco / "val" / "7.png")
+    (coco / "val" / "8.png").write_bytes(b"no image")
+    yolo = shutil.copytree(world / "yolo", world / "odd_yolo")
+    labels = yolo / "labels" / "train"
+    (labels / "0.txt").write_text("0 0.375 0.3833333 0.5 0.5\n" * 2)
+    (labels / "1.txt").write_text("5 0.375 0.3833333 0.5 0.5\n1 1.4 0.5 0.5 0.5\n")
+    (labels / "2.txt").write_text("1 0.5 0.5 0.5\nmug 0.5 0.5 0.5 0.5\n")
+    (labels / "3.txt").write_text("")
+    (labels / "4.txt").unlink()
+    (labels / "nobody.txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    (yolo / "images" / "val" / "6.png").write_bytes(b"no image")
+    voc = shutil.copytree(world / "voc", world / "odd_voc")
+    for name, old, new in (
+        ("0", "80", "90"),
+        ("1", "pen", "cup"),
+        ("2", "<xmax>50", "<xmax>5"),
+        ("3", "</object>", ""),
+    ):
+        path = voc / "Annotations" / f"{name}.xml"
+        path.write_text(path.read_text().replace(old, new))
+    (voc / "JPEGImages" / "4.png").unlink()
+    (voc / "Annotations" / "5.xml").unlink()
+
+
+def _spoil_masks(world: Path) -> None:
+    """Images and masks with all that `check` looks for."""
+    odd = shutil.copytree(world / "masks", world / "odd_masks")
+    (odd / "masks" / "case00.png").unlink()
+    (odd / "images" / "case01.png").unlink()
+    Image.new("L", (16, 16)).save(odd / "masks" / "case02.png")
+    Image.new("L", (32, 32), 3).save(odd / "masks" / "case03.png")
+    (odd / "masks" / "case04.png").write_bytes(b"no image")
+    shutil.copy(odd / "images" / "case05.png", odd / "images" / "case06.png")
 
 
 def _write_csv(path: Path, rows: list[tuple[str, ...]]) -> None:

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from sightline import config, kernels
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
+from sightline.engine.model import build_model
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.kernels import bottleneck, bottleneck_check, cudnn
 from sightline.models.resnet import Bottleneck, ResNet, ResNetConfig
-from sightline.train.model import build_model
 from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState
 from sightline.train.step import build_step

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.evaluate.nms import best_boxes
 from sightline.hardware import devices
 from sightline.models.anchors import default_boxes
 from sightline.tasks.detection import Detection
+from sightline.tasks.nms import best_boxes
 
 pytestmark = pytest.mark.device
 

@@ -5,6 +5,7 @@ import torch
 
 from sightline import config, kernels
 from sightline.data.gpu import resize_check
+from sightline.engine.model import build_model
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.kernels import (
@@ -18,7 +19,6 @@ from sightline.kernels import (
 )
 from sightline.models.resnet import Bottleneck, ResNet, ResNetConfig
 from sightline.parts import DataSpec
-from sightline.train.model import build_model
 
 pytestmark = pytest.mark.device
 

@@ -17,9 +17,9 @@ import torch
 from sightline import api, config
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
+from sightline.engine.model import build_model
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.train.model import build_model
 from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState
 from sightline.train.step import build_step

@@ -15,16 +15,16 @@ from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import BadSamples, Loader, Order
 from sightline.data.loading.order import EvalOrder, TrainOrder
-from sightline.evaluate.average_precision import AveragePrecision
-from sightline.evaluate.run import evaluate
-from sightline.evaluate.topk import TopK
+from sightline.engine.evaluate import evaluate
+from sightline.engine.model import build_model
+from sightline.engine.orders import eval_order
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
+from sightline.metrics.average_precision import AveragePrecision
+from sightline.metrics.topk import TopK
 from sightline.parts import Bound, Dataset, DataSpec, ModelConfig
 from sightline.tasks.classification import Classification
-from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.orders import eval_order
 from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import build_step

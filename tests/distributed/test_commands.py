@@ -15,8 +15,8 @@ import pytest
 import warm
 
 from sightline import cli, config
-from sightline.evaluate.shares import Share
 from sightline.hardware.launch.place import is_rank_0
+from sightline.inference.shares import Share
 from sightline.train import start
 
 BLOBS = runpy.run_path(str(Path(__file__).parents[1] / "recipes/conftest.py"))["write_blobs"]

@@ -7,8 +7,8 @@ import torch
 import warm
 
 from sightline import api, cli
-from sightline.evaluate.coco_map import CocoMap
 from sightline.hardware.world import World
+from sightline.metrics.coco_map import CocoMap
 
 IMAGES, PLACES, CLASSES = 11, 8, ("a", "b", "c")
 HERE = ["--run.device=cpu", "--run.workers=0", "--task.score-threshold=0"]

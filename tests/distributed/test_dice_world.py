@@ -12,9 +12,9 @@ import warm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sightline.evaluate.dice import Dice
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
+from sightline.metrics.dice import Dice
 from sightline.tasks.segmentation import Segmentation
 
 SAMPLES, CLASSES = 6, ("background", "edema", "non-enhancing", "enhancing")  # samples are slices of four volumes

@@ -21,9 +21,9 @@ from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
+from sightline.engine.model import build_model
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
-from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState

@@ -14,8 +14,8 @@ import warm
 from PIL import Image
 
 from sightline import config
+from sightline.commands.launch_hosts import LaunchOptions, make_plan
 from sightline.hardware.launch import mpi
-from sightline.hardware.launch.command import LaunchOptions, make_plan
 
 COMMANDS = runpy.run_path(str(Path(__file__).with_name("started.py")))
 started, finished, sightline = (COMMANDS[name] for name in ("started", "finished", "sightline"))

@@ -16,13 +16,13 @@ from torch.nn import functional
 
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
+from sightline.engine.model import build_model
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
 from sightline.models.norm import SyncBatchNorm, convert
 from sightline.models.resnet import ResNetConfig
 from sightline.tasks.classification import Classification
-from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState

@@ -14,9 +14,9 @@ import warm
 from torch import nn
 
 from sightline.errors import BadData, PeerLost, UsageError
-from sightline.evaluate import shares
-from sightline.evaluate.shares import Share, refuse_other_files
 from sightline.hardware.world import World
+from sightline.inference import shares
+from sightline.inference.shares import Share, refuse_other_files
 from sightline.migrate.stand_ins import apex
 
 RANKS = 2

@@ -29,10 +29,10 @@ from torch import nn
 from sightline.config import Recipe
 from sightline.data.classification import ClassificationData
 from sightline.data.classification.dataset import ClassificationDataset
+from sightline.engine import checkpoint
 from sightline.parts import DataSpec, ModelConfig
 from sightline.recipes import demo_classification
 from sightline.tasks.classification import Classification
-from sightline.train import checkpoint
 
 SIGNALS = {"term": signal.SIGTERM, "int": signal.SIGINT, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 SIGNALS |= {"hup": signal.SIGHUP, "segv": signal.SIGSEGV}

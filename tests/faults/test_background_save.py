@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sightline import api, config
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import Checkpoints
 from sightline.errors import DiskError, Interrupted, PeerLost
-from sightline.train import checkpoint
-from sightline.train.checkpoint import Checkpoints
 from sightline.train.saver import Saver
 
 OFTEN = ("--run.checkpoint-every-steps", "2")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.runs import overview
-from sightline.train.checkpoint import read, write
+from sightline.engine.checkpoint import read, write
+from sightline.overview import listing
 
 
 def test_changed_recipe_is_refused_line_by_line(sightline, reference, halfway, tmp_path):
@@ -173,7 +173,7 @@ def test_a_refused_start_leaves_the_state_of_a_stopped_run(sightline, reference,
     out = tmp_path / "run"
     assert sightline.run(out, FAULT=f"{stop}@train:9").code != 0
     kept = {name: (out / name).read_bytes() for name in ("config.yaml", "exit.json") if (out / name).exists()}
-    before = overview.read_run(out)
+    before = listing.read_run(out)
     flags = {
         "recipe": ("--optimizer.lr", "7"),
         "data": ("--data.path", "synthetic:classes=4,samples=72,size=24"),
@@ -182,6 +182,6 @@ def test_a_refused_start_leaves_the_state_of_a_stopped_run(sightline, reference,
     refused = sightline.run(out, *flags, FAULT="files40@recipe:1" if refusal == "descriptors" else "")
     assert refused.code in (2, 3), refused
     assert {name: (out / name).read_bytes() for name in ("config.yaml", "exit.json") if (out / name).exists()} == kept
-    assert before.state == "stopped" and overview.read_run(out) == before, "also its time at work"
+    assert before.state == "stopped" and listing.read_run(out) == before, "also its time at work"
     ended = sightline.run(out)
     assert ended.code == 0 and ended.bits == reference().bits, ended

@@ -11,9 +11,9 @@ import warm
 from PIL import Image
 from safetensors.torch import load_file, save
 
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import Checkpoints
 from sightline.errors import BadCheckpoint
-from sightline.train import checkpoint
-from sightline.train.checkpoint import Checkpoints
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")

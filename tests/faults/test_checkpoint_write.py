@@ -11,8 +11,8 @@ import pytest
 import torch
 import warm
 
-from sightline.train import checkpoint
-from sightline.train.checkpoint import Checkpoints, verify
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import Checkpoints, verify
 
 BOUNDARIES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}  # audit events, raised before the call
 

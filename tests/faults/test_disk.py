@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import Checkpoints
 from sightline.errors import DiskFull
-from sightline.train import checkpoint
-from sightline.train.checkpoint import Checkpoints
 
 OFTEN = ("--run.checkpoint-every-steps", "2")
 FAULTY = str(Path(__file__).with_name("faulty.py"))

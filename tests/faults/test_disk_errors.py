@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sightline.engine.checkpoint import Checkpoints, verify
 from sightline.files.whole import rename, replace_text
-from sightline.train.checkpoint import Checkpoints, verify
 
 OFTEN = ("--run.checkpoint-every-steps", "2")
 REMEDIES = {

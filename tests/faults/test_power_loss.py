@@ -13,8 +13,8 @@ import torch
 from power import power_cuts, put, record
 
 from sightline import cli
+from sightline.engine.checkpoint import Checkpoints, read
 from sightline.files.checkpoint_folder import find
-from sightline.train.checkpoint import Checkpoints, read
 
 # Saves as (step, value, best step): those before, those that the power may be cut in; how many are kept.
 SAVES = {

@@ -14,8 +14,8 @@ import pytest
 import torch
 import warm
 
+from sightline.engine.checkpoint import Checkpoints
 from sightline.errors import DiskFull
-from sightline.train.checkpoint import Checkpoints
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 ONE_BYTE = torch.zeros(1, dtype=torch.uint8)

@@ -13,9 +13,9 @@ import pytest
 
 from sightline import terminal
 from sightline.data.loading.order import TrainOrder
+from sightline.engine.signals import HANDLED, StopSignals
 from sightline.errors import Interrupted
 from sightline.hardware.world import World
-from sightline.train.signals import HANDLED, StopSignals
 
 CODES = {"term": 143, "int": 130}
 OFTEN = ("--run.checkpoint-every-steps", "2")
@@ -246,7 +246,7 @@ class Stderr:
 )
 def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, lines):
     """Python runs no handler while torch computes. Neither does it while its main thread waits for a lock of C."""
-    monkeypatch.setattr("sightline.train.signals.ONE_KEYSTROKE_S", 0)
+    monkeypatch.setattr("sightline.engine.signals.ONE_KEYSTROKE_S", 0)
     codes: queue.SimpleQueue[int] = queue.SimpleQueue()
     monkeypatch.setattr(os, "_exit", codes.put)
     lock, said = ctypes.create_string_buffer(256), []  # zeros are a mutex that is free

@@ -37,21 +37,22 @@ from sightline.data.formats import records
 from sightline.data.loading.static import StaticDataset
 from sightline.data.prepare import imagenet
 from sightline.data.sources import index_files, open_boxes, open_masks, table, tar, tfrecord
-from sightline.data.volumes import decathlon, raw
+from sightline.data.volumes import layouts
+from sightline.data.volumes import plan as plans
+from sightline.engine import checkpoint
+from sightline.engine.checkpoint import Checkpoints
+from sightline.engine.model import build_model
 from sightline.errors import BadCheckpoint, BadData
-from sightline.evaluate import checkpoints
 from sightline.files import archive, download
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
+from sightline.inference import checkpoints
 from sightline.models import tf_weights
 from sightline.models.tf_checkpoint import TensorBundle
 from sightline.models.weight_files import load_weights
 from sightline.recipe import store
 from sightline.recipe.settings import Settings
 from sightline.runs import attempts
-from sightline.train import checkpoint
-from sightline.train.checkpoint import Checkpoints
-from sightline.train.model import build_model
 
 TESTS = Path(__file__).resolve().parents[1]
 GOLDEN = TESTS / "golden"
@@ -363,17 +364,15 @@ def read_yaml(place: Path, data: bytes) -> None:
 
 
 def plan_seeds() -> list[bytes]:
-    case = decathlon.Case(
-        "a", (8, 9, 9), (9, 9, 9), (0, 0, 0), (8, 9, 9), (8, 9, 9), (1.0, 1.0, 1.5), "a_x.npy", "a_y.npy"
-    )
-    spec = decathlon.spec_of("03", 3)
-    plan = decathlon.VolumePlan("03", "Liver", 3, "training", spec, (case,), "Task03_Liver")
+    case = plans.Case("a", (8, 9, 9), (9, 9, 9), (0, 0, 0), (8, 9, 9), (8, 9, 9), (1.0, 1.0, 1.5), "a_x.npy", "a_y.npy")
+    spec = plans.spec_of("03", 3)
+    plan = plans.VolumePlan("03", "Liver", 3, "training", spec, (case,), "Task03_Liver")
     return [json.dumps(plan.to_json(), indent=1).encode()]
 
 
 def read_plan(place: Path, data: bytes) -> None:
     (place / "plan.json").write_bytes(data)
-    decathlon.read_plan(place)
+    plans.read_plan(place)
 
 
 def raw_seeds() -> list[bytes]:
@@ -393,7 +392,7 @@ def read_raw(place: Path, data: bytes) -> None:
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).touch()
     (place / "dataset.json").write_bytes(data)
-    raw.read_raw(place)
+    layouts.read_raw(place)
 
 
 def table_seeds() -> list[bytes]:

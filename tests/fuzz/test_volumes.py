@@ -14,9 +14,9 @@ import pytest
 
 from sightline.data.formats.nifti import read_header, read_label, read_scan
 from sightline.data.sources.decathlon import DecathlonSource
-from sightline.data.volumes.decathlon import Case, VolumePlan
+from sightline.data.volumes.plan import Case, VolumePlan
 from sightline.errors import BadSample
-from sightline.evaluate.label_files import compare
+from sightline.inference.label_files import compare
 from sightline.parts import DataSpec
 
 fuzz = runpy.run_path(str(Path(__file__).with_name("mutate.py")))["fuzz"]

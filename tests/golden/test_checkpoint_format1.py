@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sightline import api
-from sightline.train import checkpoint
+from sightline.engine import checkpoint
 
 KEPT = Path(__file__).parent / "checkpoint_format1"
 CKPT = KEPT / "run" / "checkpoints" / "ckpt-00000006"

@@ -20,8 +20,8 @@ from PIL import Image
 
 from sightline import cli
 from sightline.data.prepare.decathlon import fetched
+from sightline.engine.setup import bind_to_cpus
 from sightline.errors import UsageError
-from sightline.hardware.setup import bind_to_cpus
 from sightline.legacy.command import legacy as run_legacy
 from sightline.legacy.imagenet_data import link_by_class
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sightline import api, config, recipes
-from sightline.data.volumes.decathlon import Case, VolumePlan, write_plan
+from sightline.data.volumes.plan import Case, VolumePlan, write_plan
 from sightline.errors import SightlineError
 from sightline.parts import DataSpec, Scores
 from sightline.recipe import store

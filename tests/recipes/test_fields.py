@@ -34,9 +34,12 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.masks import MaskData
 from sightline.data.prepare import shapes as drawings
 from sightline.data.segmentation import SegmentationData
+from sightline.engine.model import build_model
+from sightline.engine.orders import eval_order, train_order_of
+from sightline.engine.progress import TrainProgress
+from sightline.engine.setup import set_up
 from sightline.errors import SightlineError, UsageError
 from sightline.hardware import affinity, devices
-from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, DataSpec, ModelConfig
@@ -44,11 +47,9 @@ from sightline.recipe import store
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train import loop
-from sightline.train.model import build_model
-from sightline.train.orders import eval_order, train_order_of
-from sightline.train.progress import TrainProgress
 from sightline.train.saver import Saver
 from sightline.train.schedules import RunLength
+from sightline.train.session import Session
 from sightline.train.state import TrainState
 from sightline.train.step import Step
 from sightline.train.torch_optimizer import set_rate
@@ -374,7 +375,7 @@ def shared_statistics(recipe: Recipe, run: Run) -> Any:
     folder = Path("first of two").absolute()
     try:
         log = RunLog(folder)
-        loop.train(whole, run, CPU, World(size=2), log)
+        loop.train(Session(whole, run, CPU, World(size=2), log))
         log.close(0, "finished")
         saved = sorted((folder / "checkpoints").glob("ckpt-????????"))
         return digest(load_file(saved[-1] / "model.safetensors").values())

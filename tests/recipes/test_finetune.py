@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from sightline import api
-from sightline.train.orders import length_of, train_order
+from sightline.engine.orders import length_of, train_order
 
 HEADS = {"finetune_classification": ("fc.",), "finetune_detection": ("extras.", "heads.")}
 HEADS |= {"finetune_segmentation": ("heads.",), "segmentation": ("decoder.", "head.")}

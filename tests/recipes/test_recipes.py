@@ -22,6 +22,7 @@ from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.runs.log import RunLog
 from sightline.train import loop
+from sightline.train.session import Session
 
 COVER = runpy.run_path(str(Path(__file__).with_name("cover.py")))
 EVERY_RECIPE = pytest.mark.parametrize("name", recipes.names())
@@ -238,7 +239,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     log.signal_at, log.number = signal_at, number
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     with pytest.raises(Interrupted) as interrupted:
-        loop.train(recipe, replace(run, out=str(stopped.folder)), devices.select("cpu"), World(), log)
+        loop.train(Session(recipe, replace(run, out=str(stopped.folder)), devices.select("cpu"), World(), log))
     log.close(interrupted.value.exit_code, str(interrupted.value))
     assert interrupted.value.exit_code == 128 + number
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
@@ -255,7 +256,7 @@ def test_a_planned_evaluation_that_a_signal_cut_off_is_made_up_without_one_at_th
     log = Stopping(tmp_path / "stopped")
     log.signal_at = ("evaluation of step", 3)
     with pytest.raises(Interrupted) as interrupted:
-        loop.train(recipe, replace(run, out=str(tmp_path / "stopped")), devices.select("cpu"), World(), log)
+        loop.train(Session(recipe, replace(run, out=str(tmp_path / "stopped")), devices.select("cpu"), World(), log))
     log.close(interrupted.value.exit_code, str(interrupted.value))
     resumed = train("demo_classification", tmp_path / "stopped", *flags)
     assert [e["epoch"] for e in resumed.events("evaluate")] == [1] and resumed.scores == whole.scores

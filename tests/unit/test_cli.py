@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sightline import api, cli
+from sightline.commands import doctor_checks as doctor
+from sightline.commands.doctor_checks import Check
 from sightline.errors import OutOfMemory, UsageError
-from sightline.hardware import doctor
-from sightline.hardware.doctor import Check
 
 
 def ended(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -57,7 +57,8 @@ def test_a_machine_that_cannot_train_is_an_error(monkeypatch, capsys):
 
 
 def test_averaged_checkpoints_are_named(monkeypatch, capsys, tmp_path: Path):
-    from sightline.train import averaging, checkpoint
+    from sightline.engine import checkpoint
+    from sightline.train import averaging
 
     made: list[tuple[list[Path], Path]] = []
     monkeypatch.setattr(checkpoint, "all_of", lambda given: [given / "ckpt-1", given / "ckpt-2"])

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sightline.data.augment import voxels
-from sightline.evaluate.coco_map import CocoMap
-from sightline.evaluate.dice import Dice, within
-from sightline.evaluate.nms import best_boxes
-from sightline.evaluate.topk import TopK
 from sightline.hardware.world import World
+from sightline.metrics.coco_map import CocoMap
+from sightline.metrics.dice import Dice, within
+from sightline.metrics.topk import TopK
 from sightline.tasks import matching
+from sightline.tasks.nms import best_boxes
 
 CPU = torch.device("cpu")
 CLASSES = ("background", "a", "b", "c", "d", "e", "f")

@@ -25,7 +25,10 @@ MAX_DOCSTRING_LINES = 5
 # What a recipe chooses. Inside its own folder a part may use its siblings.
 CONCRETE_PARTS = (
     "sightline.models",
-    "sightline.tasks",
+    "sightline.tasks.classification",
+    "sightline.tasks.detection",
+    "sightline.tasks.masks",
+    "sightline.tasks.segmentation",
     "sightline.data.sources",
     "sightline.data.augment",
     "sightline.data.classification",
@@ -33,11 +36,11 @@ CONCRETE_PARTS = (
     "sightline.data.masks",
     "sightline.data.segmentation",
 )
-USED_BY_PARTS = ("sightline.errors", "sightline.files", "sightline.hardware", "sightline.recipe.part")
 USED_BY_MIGRATE = ("sightline.hardware.onednn", "sightline.models.norm", "sightline.terminal")
 # The commands run behind the guard of sightline.terminal. What runs inside `import torch` prints what repr() made safe.
 MAY_PRINT = (
     "sightline/cli.py",
+    "sightline/commands/",
     "sightline/terminal/__init__.py",
     "sightline/hardware/launch/",
     "sightline/migrate/hook.py",
@@ -46,6 +49,13 @@ MAY_PRINT += ("sightline/migrate/autoload/",)
 SERVERS = ("http.server", "socketserver", "xmlrpc.server", "wsgiref", "asyncio", "multiprocessing.managers")
 KNOWS_YAML = "sightline/files/plain_yaml.py"
 UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
+
+LEVELS = REPO / "docs" / "architecture.md"
+# Fields and rules of what a recipe is made of, without torch: they stand below the rooms that do the work.
+LIGHT = re.compile(
+    r"data\.(classification|detection|masks|segmentation)(\.config)?|models\.(config|pretrained)|tasks\.config"
+    r"|train\.(config|optimizers|schedules)"
+)
 
 Offences = Iterator[tuple[int, str]]
 
@@ -130,30 +140,61 @@ def keyword(call: ast.Call, name: str) -> object:
     return None
 
 
+@cache
+def levels() -> dict[str, int]:
+    """The level of every room, as docs/architecture.md lists them from the ground up."""
+    block = re.search(r"^```levels\n(.*?)^```", LEVELS.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    assert block, f"{LEVELS} lists no levels"
+    return {room: number for number, line in enumerate(block[1].splitlines()) for room in line.split()}
+
+
+def room_of(name: str) -> tuple[str, str]:
+    """(the room that decides the level, the folder) of a dotted name below sightline; a file at the top is a room."""
+    below = name.removeprefix("sightline").removeprefix(".")
+    folder = "recipe" if below.split(".")[0] == "parts" else below.split(".")[0]
+    place = PACKAGE.joinpath(*below.split("."))
+    module = below if place.is_dir() or place.with_suffix(".py").is_file() else below.rpartition(".")[0]
+    return "light" if LIGHT.fullmatch(module) else folder, folder
+
+
+def is_for_types(module: Module, line: int) -> bool:
+    """Whether a line stands below `if TYPE_CHECKING`, so that it never runs."""
+    return any(
+        isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and node.lineno < line <= node.end_lineno
+        for node in module.nodes
+        if isinstance(node, ast.If)
+    )
+
+
+def imports_point_down(module: Module) -> Offences:
+    own, folder = room_of(module.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    if folder in ("", "__main__"):  # the package itself holds its version, and the start of a process imports the door
+        return
+    for line, name in imports(module):
+        if not is_in(name, "sightline"):
+            continue
+        other, its_folder = room_of(name)
+        if its_folder in ("", folder, "__version__") or is_for_types(module, line):
+            continue
+        if {own, other} - levels().keys():
+            yield line, f"{own} or {other} has no level; add it to the list of {LEVELS.relative_to(REPO)}"
+        elif levels()[other] >= levels()[own]:
+            yield line, f"{own} imports {name}; {other} does not stand below it, see {LEVELS.relative_to(REPO)}"
+
+
 def train_knows_no_concrete_part(module: Module) -> Offences:
-    if module.folder == "train":
+    if module.folder in ("train", "engine"):
         for line, name in imports(module):
             # norm.py is no model but what the engine does to any, and needs torch only.
             if is_in(name, *CONCRETE_PARTS, "sightline.recipes") and not is_in(name, "sightline.models.norm"):
-                yield line, f"train imports {name}; the engine knows only sightline.parts, a recipe brings the rest"
-
-
-def parts_know_nothing_concrete(module: Module) -> Offences:
-    if module.path == "sightline/parts.py":
-        for line, name in imports(module):
-            if is_in(name, "sightline") and not is_in(name, *USED_BY_PARTS):
-                yield line, f"parts imports {name}; of sightline it may import {', '.join(USED_BY_PARTS)} only"
-
-
-def models_and_data_stand_below(module: Module) -> Offences:
-    if module.folder in ("models", "data"):
-        for line, name in imports(module):
-            if is_in(name, "sightline.train", "sightline.tasks"):
-                yield line, f"{module.folder} imports {name}; models and data import neither train nor tasks"
+                yield (
+                    line,
+                    f"{module.folder} imports {name}; the engine knows only sightline.parts, a recipe brings the rest",
+                )
 
 
 def only_recipes_choose(module: Module) -> Offences:
-    if module.folder in ("recipes", "train"):  # train has its own, wider rule
+    if module.folder in ("recipes", "train", "engine"):  # the last two have their own, wider rule
         return
     own = f"sightline.{module.folder}" if module.folder else "-"
     for line, name in imports(module):
@@ -167,18 +208,6 @@ def one_file_reads_yaml(module: Module) -> Offences:
     for line, name in imports(module):
         if is_in(name, "yaml") and module.path != KNOWS_YAML:
             yield line, f"imports {name}; only {KNOWS_YAML} may"
-
-
-def recipe_machinery_stands_below(module: Module) -> Offences:
-    if module.folder != "recipe":
-        return
-    allowed = ("sightline.errors", "sightline.files", "sightline.parts", "sightline.recipe", "sightline.terminal")
-    typed = ("sightline.train.config", "sightline.train.optimizers", "sightline.train.schedules")  # parts of a Recipe
-    for line, name in imports(module):
-        if is_in(name, *typed) and module.path == "sightline/recipe/recipe.py":
-            continue
-        if is_in(name, "sightline") and not is_in(name, *allowed):
-            yield line, f"{module.path} imports {name}; what makes a recipe of settings knows no concrete part"
 
 
 def migrate_stands_alone(module: Module) -> Offences:
@@ -291,19 +320,26 @@ Rule = Callable[[Module], Offences]
 
 # Each rule with sources it must refuse: a rule that cannot fail checks nothing.
 RULES: dict[Rule, list[tuple[str, str]]] = {
+    imports_point_down: [
+        ("sightline/parts.py", "from sightline.data.check.images import Report"),
+        ("sightline/parts.py", "def f():\n    from sightline.report.page import write_report"),
+        ("sightline/recipe/store.py", "def f():\n    from sightline import recipes"),
+        ("sightline/recipe/part.py", "from sightline.train.config import TrainConfig"),
+        ("sightline/models/unet.py", "import sightline.train.step"),
+        ("sightline/models/unet.py", "from sightline.data import decode"),
+        ("sightline/data/sources/tar.py", "from ...tasks import classification"),
+        ("sightline/data/detection/config.py", "def f():\n    from sightline.models import ssd"),
+        ("sightline/tasks/detection.py", "from sightline.report import tiles"),
+        ("sightline/train/loop.py", "from sightline.report.worst import draw_worst"),
+        ("sightline/train/loop.py", "from sightline.inference import predict"),
+        ("sightline/attic/x.py", "from sightline import errors"),
+    ],
     train_knows_no_concrete_part: [
         ("sightline/train/step.py", "from sightline.models.resnet import ResNet"),
         ("sightline/train/step.py", "def f():\n    from ..data import sources"),
         ("sightline/train/step.py", "import importlib\nimportlib.import_module('sightline.recipes.resnet50')"),
-        ("sightline/train/step.py", "from sightline import tasks"),
-    ],
-    parts_know_nothing_concrete: [
-        ("sightline/parts.py", "from sightline.data.check.images import Report"),
-        ("sightline/parts.py", "def f():\n    from sightline.report.predictions import Predictions"),
-    ],
-    models_and_data_stand_below: [
-        ("sightline/models/unet.py", "import sightline.train.step"),
-        ("sightline/data/sources/tar.py", "from ...tasks import classification"),
+        ("sightline/train/step.py", "from sightline.tasks import masks"),
+        ("sightline/engine/model.py", "from sightline.models import ssd"),
     ],
     only_recipes_choose: [
         ("sightline/cli.py", "from sightline.tasks.classification import Classification"),
@@ -313,11 +349,6 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
     one_file_reads_yaml: [
         ("sightline/config.py", "import yaml"),
         ("sightline/runs/log.py", "from yaml import safe_load"),
-    ],
-    recipe_machinery_stands_below: [
-        ("sightline/recipe/resolve.py", "from sightline.data import facts"),
-        ("sightline/recipe/part.py", "from sightline.train.config import TrainConfig"),
-        ("sightline/recipe/store.py", "def f():\n    from sightline import recipes"),
     ],
     migrate_stands_alone: [
         ("sightline/migrate/run.py", "from sightline.errors import UsageError"),
@@ -354,15 +385,15 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/cli.py", "import os\nos.system('ls')"),
     ],
     nothing_is_unpickled: [
-        ("sightline/train/checkpoint.py", "import pickle"),
-        ("sightline/train/checkpoint.py", "import torch\ntorch.load(path)"),
-        ("sightline/train/checkpoint.py", "import torch\ntorch.load(path, weights_only=flag)"),
-        ("sightline/train/checkpoint.py", "import numpy as np\nnp.load(path, allow_pickle=True)"),
+        ("sightline/engine/checkpoint.py", "import pickle"),
+        ("sightline/engine/checkpoint.py", "import torch\ntorch.load(path)"),
+        ("sightline/engine/checkpoint.py", "import torch\ntorch.load(path, weights_only=flag)"),
+        ("sightline/engine/checkpoint.py", "import numpy as np\nnp.load(path, allow_pickle=True)"),
         ("sightline/config.py", "import yaml\nyaml.load(text)"),
     ],
     only_ranks_listen: [
         ("sightline/report/page.py", "from http.server import HTTPServer"),
-        ("sightline/hardware/launch/check.py", "import socket\nsocket.create_server(('', 0))"),
+        ("sightline/commands/launch_check.py", "import socket\nsocket.create_server(('', 0))"),
         ("sightline/train/loop.py", "import torch.distributed as dist\ndist.TCPStore('a', 1)"),
     ],
     archives_are_checked: [
@@ -371,6 +402,13 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
     ],
 }
 ALLOWED = [
+    ("sightline/tasks/nms.py", '"""A."""\nfrom sightline.tasks.config import DetectionConfig\n'),
+    ("sightline/recipes/r.py", '"""A."""\nfrom sightline.models.config import ArchConfig\n'),
+    ("sightline/models/config.py", '"""A."""\ndef f():\n    from sightline.models import ssd\n'),
+    (
+        "sightline/parts.py",
+        '"""A."""\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sightline.hardware import world\n',
+    ),
     ("sightline/migrate/run.py", '"""A."""\nfrom sightline.models.norm import SyncBatchNorm\nfrom . import launcher\n'),
     ("sightline/migrate/run.py", '"""A."""\nfrom sightline import terminal\nterminal.say("")\n'),
     ("sightline/cli.py", '"""A."""\nprint()\n'),
@@ -417,6 +455,16 @@ def test_rules_allow(path: str, source: str):
 def test_every_folder_is_a_package():
     missing = {p.parent.relative_to(REPO) for p in PACKAGE.rglob("*.py") if not (p.parent / "__init__.py").is_file()}
     assert not missing, f"without __init__.py these stay out of the wheel: {sorted(map(str, missing))}"
+
+
+def test_a_recipe_is_data():
+    """Every light file and every recipe is imported without torch."""
+    names = [".".join(Path(module.path).with_suffix("").parts).removesuffix(".__init__") for module in modules()]
+    light = [name for name in names if room_of(name)[0] in ("light", "recipe", "recipes", "config")]
+    assert "sightline.tasks.config" in light and "sightline.recipes.unet3d" in light
+    code = f"import importlib, sys\nfor name in {light}: importlib.import_module(name)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["list"], ["runs", "docs"]], ids=" ".join)

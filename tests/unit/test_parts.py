@@ -10,7 +10,10 @@ import torch
 
 from sightline import api
 from sightline.errors import UsageError
+from sightline.export.by_task import outputs_of
+from sightline.inference.by_task import reporter, results
 from sightline.parts import DataConfig, Dataset, DataSpec, Metric, PredictOptions, Task
+from sightline.report.by_task import Tiles, seen, tiles
 
 SPEC = DataSpec(("a", "b"), 3, (4, 4), (0.0,) * 3, (1.0,) * 3)
 
@@ -27,9 +30,9 @@ class Own:
         (lambda own: DataConfig.served(own, SPEC), "Own does not say how to feed .* no `export`"),
         (lambda own: DataConfig.synthetic(own, SPEC, 8), "Own has no synthetic data; give --data.path DIR"),
         (lambda own: DataConfig.check_samples(own, True, 1, print), "Own has no check of its own; train with it"),
-        (lambda own: Task.seen(own, {}, SPEC), r"Own has no seen\(\), so its samples cannot be drawn"),
-        (lambda own: Task.results(own, [], {}, {}, SPEC, PredictOptions()), "no `api.predict` for it yet"),
-        (lambda own: Task.reporter(own, None), "Own has no reporter, so there is no `predict` for it yet"),
+        (lambda own: seen(own, {}, SPEC), "Own has no `seen`, so its samples cannot be drawn"),
+        (lambda own: results(own, [], {}, {}, SPEC, PredictOptions()), "no `api.predict` for it yet"),
+        (lambda own: reporter(own, None), "Own has no reporter, so there is no `predict` for it yet"),
     ],
 )
 def test_what_a_part_does_not_have_is_refused_by_its_name(call: Any, message: str):
@@ -45,12 +48,12 @@ def test_what_a_part_does_not_say_changes_nothing():
     assert DataConfig.following(own, own, ()) == {} and DataConfig.first_files(own, files, SPEC) is files
     assert DataConfig.declared_per_item(own, 8) == Dataset.samples_per_item(own, 8) == 1
     assert Dataset.prefers_host(own, None, 4, False) == (False, "")
-    assert Metric.names(own) == () and Task.drawn_colours(own, SPEC) == {} and Task.label_note(own) == ""
-    drawings = Task.draw(own, {}, dict, SPEC, 3)
-    assert drawings == [{}] * 3
-    assert Task.served_names(own, True) == ("logits",)
+    assert Metric.names(own) == ()
+    assert tiles(own, {}, dict, SPEC, 3) == Tiles([{}] * 3, {})
     image = torch.ones(1, 3, 2, 2)
-    [answer] = Task.served(own, lambda x: x + 1, image, False)
+    outputs = outputs_of(own)
+    assert outputs.names == ("logits",) and not outputs.decodes
+    [answer] = outputs.compute(lambda x: x + 1, image)
     assert torch.equal(answer, image + 1)
 
 

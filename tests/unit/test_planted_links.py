@@ -22,13 +22,13 @@ from sightline.data.prepare import shapes
 from sightline.data.prepare.decathlon.raw import unpack
 from sightline.data.sources import index_files
 from sightline.data.writing.pieces import Journal, alone_in
+from sightline.engine.checkpoint import Checkpoints
 from sightline.errors import UsageError
 from sightline.files.whole import write_text, write_whole
 from sightline.runs import folder as run_folder
 from sightline.runs.attempts import Attempt
 from sightline.runs.benchmark_log import BenchmarkLog
 from sightline.runs.log import RunLog
-from sightline.train.checkpoint import Checkpoints
 
 MINE = "a file of mine\n"
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from sightline.data.check.images import Report
 from sightline.data.formats.coco import Instances, Wrong, read_instances
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, voc, yolo, yolo_places
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, voc, yolo
 from sightline.data.sources.box_images import drawn, kind_described
-from sightline.data.sources.coco_places import Files, places
-from sightline.data.sources.layouts import SPLITS, Layout
+from sightline.data.sources.coco import Files, places
+from sightline.data.sources.layouts import SPLITS, Splits
 from sightline.errors import BadData
 from sightline.files.json_lists import BLOCK
 from sightline.files.typed_json import short
@@ -35,7 +35,7 @@ def is_published(path: str) -> bool:
 
 def read_files(
     path: str, kind: str, report: Report, options: SourceOptions = DEFAULT_OPTIONS, with_test: bool = False
-) -> tuple[Layout, dict[Split, Instances]]:
+) -> tuple[Splits, dict[Split, Instances]]:
     """Return where the splits lie and what their files say, all of it; a split that cannot be read is noted and left
     out. A test split is among them if that is asked for and it does not validate."""
     layout, read = {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}[kind](path, report, with_test)
@@ -47,7 +47,7 @@ def read_files(
     return layout, read
 
 
-def _read_coco(path: str, report: Report, with_test: bool) -> tuple[Layout, dict[Split, Instances]]:
+def _read_coco(path: str, report: Report, with_test: bool) -> tuple[Splits, dict[Split, Instances]]:
     files = Files.at(path)
     read = {split: found for split, file in files.jsons.items() if (found := read_json(file, split, report))}
     names = {split: [image.file for image in found.images] for split, found in read.items()}
@@ -62,8 +62,8 @@ def _read_coco(path: str, report: Report, with_test: bool) -> tuple[Layout, dict
     return layout, read
 
 
-def _read_yolo(path: str, report: Report, with_test: bool) -> tuple[Layout, dict[Split, Instances]]:
-    layout = yolo_places.layout_at(path)
+def _read_yolo(path: str, report: Report, with_test: bool) -> tuple[Splits, dict[Split, Instances]]:
+    layout = yolo.layout_at(path)
 
     def read(split: Split) -> Instances:
         wrong = _noting(split, report)
@@ -74,7 +74,7 @@ def _read_yolo(path: str, report: Report, with_test: bool) -> tuple[Layout, dict
     return layout, {split: replace(each, categories=most) for split, each in found.items()}
 
 
-def _read_voc(path: str, report: Report, with_test: bool) -> tuple[Layout, dict[Split, Instances]]:
+def _read_voc(path: str, report: Report, with_test: bool) -> tuple[Splits, dict[Split, Instances]]:
     layout = voc.layout_at(path)
     found = _each(
         layout,
@@ -87,7 +87,7 @@ def _read_voc(path: str, report: Report, with_test: bool) -> tuple[Layout, dict[
 
 
 def _each(
-    layout: Layout, path: str, read: Callable[[Split], Instances], report: Report, with_test: bool
+    layout: Splits, path: str, read: Callable[[Split], Instances], report: Report, with_test: bool
 ) -> dict[Split, Instances]:
     found: dict[Split, Instances] = {}
     for split in SPLITS:

@@ -34,7 +34,7 @@ from sightline.data.formats.coco import (
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, coco_tfrecord, kind_of_boxes, open_boxes
 from sightline.data.sources.box_images import list_files
-from sightline.data.sources.coco_places import find, places
+from sightline.data.sources.coco import find, places
 from sightline.data.sources.layouts import IMAGES
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.typed_json import short
@@ -69,7 +69,7 @@ class SeenRecord(NamedTuple):
 
 
 @dataclass
-class Found:
+class SeenSplit:
     """One split, whichever form it has."""
 
     categories: dict[int, str] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def check_boxes(
         return report  # there are no files to check
     kind = kind_of_boxes(kind, path)
     look = Look(decode, processes, progress)
-    every: dict[Split, Found] = {}
+    every: dict[Split, SeenSplit] = {}
     if kind == "coco_tfrecord" or (kind == "coco" and is_published(path)):
         check_split = _check_shards if kind == "coco_tfrecord" else _check_folder
         splits = (*_SPLITS, "test") if _has_test(Path(path), kind) else _SPLITS
@@ -151,7 +151,7 @@ def _find_json(root: Path, split: Split) -> tuple[Path, Path] | None:
     return next((pair for pair in places(root, split) if pair[0].is_file() or pair[1].is_dir()), None)
 
 
-def _check_folder(root: Path, split: Split, report: Report, look: Look) -> Found | None:
+def _check_folder(root: Path, split: Split, report: Report, look: Look) -> SeenSplit | None:
     """Check a split under COCO's own names."""
     file, folder = _find_json(root, split) or places(root, split)[0]
     instances = read_json(file, split, report)
@@ -164,7 +164,7 @@ def _check_folder(root: Path, split: Split, report: Report, look: Look) -> Found
     return _check_instances(instances, folder, split, report, look)
 
 
-def _check_files_at(path: str, kind: str, report: Report, look: Look, options: SourceOptions) -> dict[Split, Found]:
+def _check_files_at(path: str, kind: str, report: Report, look: Look, options: SourceOptions) -> dict[Split, SeenSplit]:
     """Check data that may lie anywhere."""
     try:
         layout, read = read_files(path, kind, report, options, with_test=True)
@@ -172,7 +172,7 @@ def _check_files_at(path: str, kind: str, report: Report, look: Look, options: S
         report.add("cannot be opened", "train", path, str(error))
         return {}
     named = {os.path.normpath(layout.place(s).images / image.file) for s in read for image in read[s].images}
-    every: dict[Split, Found] = {}
+    every: dict[Split, SeenSplit] = {}
     for split, instances in read.items():
         folder = layout.place(split).images
         every[split] = _check_instances(instances, folder, split, report, look)
@@ -189,12 +189,12 @@ def _check_files_at(path: str, kind: str, report: Report, look: Look, options: S
     return every
 
 
-def _check_instances(instances: Instances, folder: Path, split: Split, report: Report, look: Look) -> Found:
+def _check_instances(instances: Instances, folder: Path, split: Split, report: Report, look: Look) -> SeenSplit:
     """Check the images and boxes that the files of a split name."""
     _check_files(instances.images, folder, split, report)
     rows = [row for row, image in enumerate(instances.images) if os.path.isfile(folder / image.file)]
     there = [instances.images[row] for row in rows]
-    found = Found(instances.categories, [f"{folder.name}/{image.file}" for image in there], there)
+    found = SeenSplit(instances.categories, [f"{folder.name}/{image.file}" for image in there], there)
     found.seen = look.at(_look_at_files, (folder, there), len(there), split)
     per_box = instances.faults()
     for box in np.flatnonzero(per_box).tolist():
@@ -249,7 +249,7 @@ def _look_at_file(folder: Path, image: Image, decode: bool) -> SeenImage:
 # TFRecord shards.
 
 
-def _check_shards(root: Path, split: Split, report: Report, look: Look) -> Found | None:
+def _check_shards(root: Path, split: Split, report: Report, look: Look) -> SeenSplit | None:
     shards = coco_tfrecord.shard_names(root, split)
     if not shards:
         report.add("cannot be opened", split, str(root), f"no {split}-00000-of-00032.tfrecord")
@@ -264,7 +264,7 @@ def _check_shards(root: Path, split: Split, report: Report, look: Look) -> Found
     file = coco_tfrecord.find_json(root, split)
     instances = read_json(file, split, report) if file is not None else None
     known = None if instances is None else instances.categories
-    found = Found(dict(known or {}), has_all_categories=known is not None)
+    found = SeenSplit(dict(known or {}), has_all_categories=known is not None)
     first: dict[int, str] = {}
     for (name, offset), record in zip(places, records, strict=True):
         where = f"{name} at byte {offset}"
@@ -355,7 +355,7 @@ def _look_at_record(record: dict[str, Any], name: str, decode: bool) -> SeenReco
 # Both forms.
 
 
-def _describe(split: Split, found: Found, report: Report) -> None:
+def _describe(split: Split, found: SeenSplit, report: Report) -> None:
     whole = [each for each in found.seen if not each.bad]
     boxes = Counter(category for each in found.boxes for category, _ in each)
     per_class = {name: boxes[number] for number, name in sorted(found.categories.items())}
@@ -385,7 +385,7 @@ def _describe(split: Split, found: Found, report: Report) -> None:
             report.add("size differs", split, name, text)
 
 
-def _check_together(every: dict[Split, Found], classes: int, path: str, report: Report) -> None:
+def _check_together(every: dict[Split, SeenSplit], classes: int, path: str, report: Report) -> None:
     """Compare val and test with train."""
     if "train" in every and "test" in every:
         _compare(every["train"], every["test"], "test", path, report)
@@ -398,7 +398,7 @@ def _check_together(every: dict[Split, Found], classes: int, path: str, report: 
     _compare(train, val, "val", path, report)
 
 
-def _compare(train: Found, other: Found, split: Split, path: str, report: Report) -> None:
+def _compare(train: SeenSplit, other: SeenSplit, split: Split, path: str, report: Report) -> None:
     """Report categories that differ from those of train, and images that are in train too."""
     differing = set(train.categories.items()) ^ set(other.categories.items())
     if not (train.has_all_categories and other.has_all_categories):

@@ -20,7 +20,7 @@ from sightline.data.check.clean_list import SOLVED, CleanList
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.processes import over_processes
 from sightline.data.sources import Source, SourceOptions, folder, open_source, recognised
-from sightline.data.sources.layouts import SPLITS, Layout, NoTestSplit, counted
+from sightline.data.sources.layouts import SPLITS, NoTestSplit, Splits, counted
 from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
@@ -184,7 +184,7 @@ def _check_declared(declared: int, found: int, split: Split, path: str, report: 
         report.add("number of classes", split, path, f"{found} classes, the recipe declares {declared}")
 
 
-def _open_folders(layout: Layout, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
+def _open_folders(layout: Splits, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
     """Open the splits with the classes of train or val, so that a class of one split only is found by counting."""
     roots = {split: layout.place(split).images for split in SPLITS if layout.train or split == "val"}
     if "train" not in roots:

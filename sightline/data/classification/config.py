@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import ClassificationFields
-from sightline.data.image_data import ImageData
+from sightline.data.image_data import SquareData
 from sightline.errors import BadData, UsageError
 from sightline.parts import Dataset, DataSpec, ServedInput, Split
 from sightline.recipe.part import not_compared
@@ -16,7 +16,6 @@ from sightline.recipe.part import not_compared
 if TYPE_CHECKING:
     from sightline.data.augment.classification import Augmentation
     from sightline.data.check.images import Report
-    from sightline.data.inputs import Files
     from sightline.data.sources import SourceOptions
     from sightline.terminal.progress import Progress
 
@@ -24,7 +23,7 @@ BACKGROUND = "background"
 
 
 @dataclass(frozen=True)
-class ClassificationData(ClassificationFields, ImageData):
+class ClassificationData(ClassificationFields, SquareData):
     """Location of the images, and how they become the network's input."""
 
     path: str = not_compared("")
@@ -107,12 +106,6 @@ class ClassificationData(ClassificationFields, ImageData):
             return {}
         return {name: round(getattr(recipe, name) * self.size / recipe.size) for name in ("eval_size", "eval_resize")}
 
-    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
-        """Open images of unknown class; their label is 0."""
-        from sightline.data.classification import dataset
-
-        return dataset.open_files(self, files, spec)
-
     def served(self, spec: DataSpec) -> ServedInput:
         """Take squares of pixels, resized and cut as in evaluation; the graph normalises them."""
         from sightline.data.augment.classification import served_pixels
@@ -128,13 +121,8 @@ class ClassificationData(ClassificationFields, ImageData):
         }
         return served_pixels(spec, steps, image_type="uint8")
 
-    def declared(self) -> tuple[DataSpec, int] | None:
-        """Declare `classes` nameless classes and `samples` images if no path is given."""
-        if self.path:
-            return None
-        if not self.classes:
-            raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
-        return self.spec_of(tuple(f"class{i}" for i in range(self.classes))), self.samples
+    def declared_spec(self, classes: tuple[str, ...]) -> DataSpec:
+        return self.spec_of(classes)
 
     def synthetic(self, spec: DataSpec, samples: int) -> ClassificationData:
         """Use synthetic images; `spec` counts the background class, if there is one, among its classes."""

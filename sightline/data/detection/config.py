@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import DetectionFields
-from sightline.data.image_data import ImageData
+from sightline.data.image_data import SquareData
 from sightline.errors import UsageError
-from sightline.parts import Dataset, DataSpec, ServedInput
+from sightline.parts import DataSpec, ServedInput
 from sightline.recipe.part import AtLeast, not_compared
 
 if TYPE_CHECKING:
     from sightline.data.augment.detection import Augmentation
     from sightline.data.check.images import Report
-    from sightline.data.inputs import Files
     from sightline.data.sources import SourceOptions
     from sightline.terminal.progress import Progress
 
 
 @dataclass(frozen=True)
-class DetectionData(DetectionFields, ImageData):
+class DetectionData(DetectionFields, SquareData):
     """Location of the images and their boxes, and how they become the network's input."""
 
     path: str = not_compared("")
@@ -87,12 +86,6 @@ class DetectionData(DetectionFields, ImageData):
             val_fraction=self.val_fraction, split=self.split, skips_missing=self.on_bad_sample == "skip"
         )
 
-    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
-        """Open images without known boxes."""
-        from sightline.data.detection import dataset
-
-        return dataset.open_files(self, files, spec)
-
     def served(self, spec: DataSpec) -> ServedInput:
         """Take squares of pixels, whole images without regard to their aspect ratio; the graph normalises them."""
         from sightline.data.augment.classification import served_pixels
@@ -108,14 +101,8 @@ class DetectionData(DetectionFields, ImageData):
         }
         return served_pixels(spec, steps, decoder="cpu")  # which every machine has
 
-    def declared(self) -> tuple[DataSpec, int] | None:
-        """Declare `classes` nameless classes and `samples` images if no path is given."""
-        if self.path:
-            return None
-        if not self.classes:
-            raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
-        names = tuple(f"class{i}" for i in range(self.classes))
-        return self.spec_of(names, tuple(range(1, self.classes + 1))), self.samples
+    def declared_spec(self, classes: tuple[str, ...]) -> DataSpec:
+        return self.spec_of(classes, tuple(range(1, len(classes) + 1)))
 
     def synthetic(self, spec: DataSpec, samples: int) -> DetectionData:
         """Use synthetic images with boxes."""

@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from sightline.data import counts
-from sightline.data.augment.detection import Params, move_boxes
-from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
+from sightline.data.augment.detection import Augmentation, Params, move_boxes
+from sightline.data.decode import Header, decode_rgb, read_header
 from sightline.data.detection.config import DetectionData
 from sightline.data.formats.coco import usable
 from sightline.data.gpu import encoded
-from sightline.data.gpu.squares import cut_squares, fill_squares
+from sightline.data.image_feed import ImageFeed, StoredImage
 from sightline.data.inputs import Files
-from sightline.data.loading import cache as caching
-from sightline.data.loading.cache import ImageCache
-from sightline.data.loading.device_cache import DeviceCache
+from sightline.data.loading.cache import SAMPLED, SIDES, Form, estimated, exact
 from sightline.data.loading.static import StaticDataset
-from sightline.data.loading.workers import LEFT_OVER, PACKED
 from sightline.data.sources import BoxSource, Objects, Opener, open_boxes, spread, wrong_classes
-from sightline.data.sources.layouts import kept_of
 from sightline.data.sources.named_files import BoxFilesSource
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.hardware.devices import Device
-from sightline.parts import (
-    Arrays,
-    Batch,
-    Bound,
-    Dataset,
-    DataSpec,
-    Layout,
-    Split,
-    SplitFacts,
-)
+from sightline.parts import Arrays, Batch, Dataset, DataSpec, Split, SplitFacts
 
 
 def open_split(config: DetectionData, split: Split, seed: int, opener: Opener | None = None) -> Dataset:
@@ -96,19 +80,18 @@ def open_files(config: DetectionData, files: Files, spec: DataSpec) -> Detection
     return DetectionDataset(config, BoxFilesSource(files, spec.classes, spec.class_ids), "val", seed=0)
 
 
-class DetectionDataset(Dataset):
+class DetectionDataset(ImageFeed):
     """One split of the images."""
 
+    config: DetectionData
+    source: BoxSource
+    augmentation: Augmentation
+    other_decoders = "cpu"
+
     def __init__(self, config: DetectionData, source: BoxSource, split: Split, seed: int):
-        self.config = config
-        self.augmentation = config.augmentation
-        self.source = source
-        self.split = split
-        self.is_training = split == "train"
-        self.seed = seed
-        self.fingerprint, self.files = source.fingerprint, source.files
-        self.kept = kept_of(source)
+        super().__init__(config, source, split, seed)
         self.spec = config.spec_of(source.classes, source.class_ids)
+        self.repeats_first = config.fake and self.is_training
         self.layout = {
             "image": ((config.size, config.size, 3), "uint8"),
             "boxes": ((config.max_boxes, 4), "float32"),  # ymin, xmin, ymax, xmax as shares of the network's input
@@ -128,207 +111,79 @@ class DetectionDataset(Dataset):
                 "truth_area": ((most,), "float64"),
                 "truth_crowd": ((most,), "bool"),
             }
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
+        one = self.augmentation.geometry(Params(), 1, 1)
+        self.geometry_layout = one.shape, str(one.dtype)
 
     def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
         """Count the boxes of every class in some images, whose sizes are annotated."""
         return counts.of_boxes(self.source, is_late)
 
-    def bind(self, device: Device, global_batch: int) -> Bound:
-        """Decide whether images are kept in memory, and whether the first batch is repeated."""
-        if self.config.cache == "gpu":
-            if device.kind == "cpu":
-                raise UsageError("--data.cache gpu: this run trains on the CPU; use --data.cache ram")
-            return self.bind_to_memory(device)
-        if self.config.decoder == "cpu":
-            return self._bind_to_host()
-        why_not = why_not_on_device(device.torch_device)
-        if why_not or not any(encoded.lengths_of(self.source.image, len(self))):
-            raise UsageError(
-                f"--data.decoder gpu: {why_not or f'{self.config.path} holds no image files'}; use --data.decoder cpu"
-            )
-        return self.bind_to_decoder(f"images are decoded on {device.name()}")
+    def why_not_encoded(self) -> str:
+        any_encoded = any(encoded.lengths_of(self.source.image, len(self)))
+        return "" if any_encoded else f"{self.config.path} holds no image files"
 
-    def _bind_to_host(self, *notes: str, keeps_decoded: bool = True) -> Bound:
-        mode = self.config.cache
-        cache, note = caching.open_cache(mode, [] if mode == "off" else self._forms(keeps_decoded), self.split)
-        return Bound(
-            self,
-            self.layout,
-            partial(self.load, cache=cache),
-            self.finish,
-            cache=cache,
-            repeats_first=self.config.fake and self.is_training,
-            notes=tuple(filter(None, (*notes, note))),
-        )
+    def stored(self, index: int) -> tuple[bytes | np.ndarray, Objects]:
+        objects = self.source.objects(index)
+        return self.source.image(index), objects
 
-    def bind_to_decoder(self, *notes: str) -> Bound:
-        """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""
-        lengths = encoded.lengths_of(self.source.image, len(self))
-        travelling: Layout = {**encoded.layout_of(lengths), **self._geometry_layout()}
-        host = self._bind_to_host(*notes, keeps_decoded=False)
-        return replace(
-            host,
-            layout={**self.layout, **travelling},
-            load=partial(self.load_encoded, cache=host.cache),
-            decode=self.decode,
-            on_host=host,
-            host_keys=frozenset({"image", LEFT_OVER, *travelling}),  # few of a batch, if any, are finished on the CPU
-        )
+    def pack(self, truth: Objects) -> bytes:
+        """Keep nothing: the source has all annotations in memory."""
+        return b""
 
-    def _geometry_layout(self) -> Layout:
-        one = self.augmentation.geometry(Params(), 1, 1)
-        return {"geometry": (one.shape, str(one.dtype))}
+    def unpack(self, index: int, packed: bytes) -> Objects:
+        return self.source.objects(index)
 
-    def bind_to_memory(self, device: Device) -> Bound:
-        """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""
-        what, policy = f"decoded images of {self.split}", self.config.on_bad_sample
-        cache = DeviceCache(device, what, self._shape_of, self._decoded, len(self), policy)
-        host = replace(
-            Bound(self, self.layout, self.load, self.finish, notes=(cache.note,)),
-            repeats_first=self.config.fake and self.is_training,
-        )
-        return replace(
-            host,
-            layout={**self.layout, **self._geometry_layout(), "cached": ((), "int64")},
-            load=partial(self.load_numbers, cache),
-            decode=partial(self.cut_from_memory, cache),
-            on_host=host,
-            host_keys=frozenset({"image", "cached", "geometry"}),
-            cache=cache,
-        )
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Return the annotated shape, which needs no file."""
+        found = self.source.objects(index)
+        return found.height, found.width, 3
 
-    def _forms(self, keeps_decoded: bool) -> list[caching.Form]:
-        """Return the ways to keep these images in memory."""
-        kept = caching.exact(self.source.room, "encoded images")
+    def forms(self, keeps_decoded: bool) -> list[Form]:
+        """Take the sizes of files as they were listed, and those of some images as annotated."""
+        kept = exact(self.source.room, "encoded images")
         if not keeps_decoded:
             return [kept]
-        chosen = spread(len(self), caching.SAMPLED) if self.source.room.any() else []
+        chosen = spread(len(self), SAMPLED) if self.source.room.any() else []
         sides = [(found.height, found.width) for found in map(self.source.objects, chosen)]
-        sizes = [caching.SIDES + 3 * height * width for height, width in sides]
-        decoded = caching.estimated("decoded images", sizes, len(self), is_decoded=True)
-        return [decoded, kept]
+        sizes = [SIDES + 3 * height * width for height, width in sides]
+        return [estimated("decoded images", sizes, len(self), is_decoded=True), kept]
 
-    def load(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
-        """Read, decode and augment one image, and move its boxes along."""
-        found, params, numbers = self._numbers(epoch, index)
-        pixels = self._pixels(index, found, params, cache)
-        return {"image": self.augmentation.apply(params, pixels, found.height), **numbers}
-
-    def load_numbers(self, cache: DeviceCache, epoch: int, index: int) -> Arrays:
-        """Draw the augmentation of an image that lies in the memory of the device, and move its boxes along."""
-        cache.check(index)
-        found, params, numbers = self._numbers(epoch, index)
-        geometry = self.augmentation.geometry(params, found.height, found.width)
-        return {**numbers, "geometry": geometry, "cached": np.asarray(index)}
-
-    def load_encoded(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
-        """Read one image and draw its augmentation; decode it only if the device's decoder must not get it."""
-        found, params, numbers = self._numbers(epoch, index)
-        data = self._encoded(index, cache)
-        header = self._header(data, index, found) if isinstance(data, bytes) else None
-        if header is None or not encoded.fits_device(data, header):
-            pixels = (
-                decode_rgb(data, self.name(index), header, rows=params.rows(found.height))
-                if isinstance(data, bytes)
-                else data
-            )
-            square = self.augmentation.apply(params, pixels, found.height)
-            return {**numbers, "image": square, encoded.LENGTH: np.asarray(0)}
-        row = np.frombuffer(data, dtype=np.uint8)
-        geometry = self.augmentation.geometry(params, found.height, found.width)
-        return {**numbers, PACKED: row, encoded.LENGTH: np.asarray(len(row)), "geometry": geometry}
-
-    def decode(self, slot: Batch, batch: Batch) -> Batch | None:
-        """Decode, cut and resize the encoded images of a batch on its device; None if the decoder fails."""
-
-        def fill(images: torch.Tensor, rows: torch.Tensor, jpegs: encoded.Packed) -> None:
-            fill_squares(images, rows, jpegs, slot["geometry"][rows], self.augmentation.interpolation)
-
-        images = encoded.squares_of(slot, batch["boxes"].device, fill)
-        return None if images is None else {**batch, "image": images}
-
-    def cut_from_memory(self, cache: DeviceCache, slot: Batch, batch: Batch) -> Batch:
-        """Cut and resize the images of a batch from the memory of the device."""
-        rows = (slot["valid"] if "valid" in slot else slot["index"] >= 0).nonzero().flatten()  # others are padding
-        images = torch.zeros_like(slot["image"], device=batch["boxes"].device)
-        if len(rows):
-            places, geometry = cache.places(slot["cached"][rows]), slot["geometry"][rows]
-            cut_squares(images, rows, *places, geometry, self.augmentation.interpolation)
-        return {**batch, "image": images}
-
-    def _numbers(self, epoch: int, index: int) -> tuple[Objects, Params, Arrays]:
-        """Return the annotations of an image, what is done to it, and all of an item but its pixels."""
-        found = self.source.objects(index)
-        boxes, labels = _for_network(found)
+    def draw(self, epoch: int, index: int, shape: tuple[int, ...], truth: Objects) -> tuple[Params, Arrays]:
+        boxes, labels = _for_network(truth)
         augmentation, room = self.augmentation, self.config.max_boxes
         params = augmentation.draw(self.seed, epoch, index, boxes) if self.is_training else Params()
         moved, kept = move_boxes(params, boxes)
         loaded = {"boxes": _padded(moved, room, "float32"), "labels": _padded(labels[kept], room, "int64")}
         if self.is_training:
-            return found, params, loaded | augmentation.carried(params)
+            return params, loaded | augmentation.carried(params)
         most = self.layout["truth_labels"][0][0]
-        return (
-            found,
-            params,
-            loaded
-            | {
-                "image_id": np.asarray(found.image_id, np.int64),
-                "height": np.asarray(found.height, np.int32),
-                "width": np.asarray(found.width, np.int32),
-                "truth_boxes": _padded(found.boxes, most, "float64"),
-                "truth_labels": _padded(found.labels, most, "int64"),
-                "truth_area": _padded(found.area, most, "float64"),
-                "truth_crowd": _padded(found.crowd, most, "bool"),
-            },
-        )
+        return params, loaded | {
+            "image_id": np.asarray(truth.image_id, np.int64),
+            "height": np.asarray(truth.height, np.int32),
+            "width": np.asarray(truth.width, np.int32),
+            "truth_boxes": _padded(truth.boxes, most, "float64"),
+            "truth_labels": _padded(truth.labels, most, "int64"),
+            "truth_area": _padded(truth.area, most, "float64"),
+            "truth_crowd": _padded(truth.crowd, most, "bool"),
+        }
+
+    def square(self, index: int, image: StoredImage, params: Params) -> np.ndarray:
+        pixels, height = image.data, image.truth.height
+        if isinstance(pixels, bytes):
+            pixels = decode_rgb(pixels, self.name(index), image.header, rows=params.rows(height))
+        return self.augmentation.apply(params, pixels, height)
+
+    def geometry(self, shape: tuple[int, ...], params: Params) -> np.ndarray:
+        return self.augmentation.geometry(params, *shape[:2])
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
         """Jitter the colours and normalise."""
         image = self.augmentation.finish(batch["image"], batch.get("jitter"), batch.get("jitter_order"), dtype)
         return {**batch, "image": image}
 
-    def _pixels(self, index: int, found: Objects, params: Params, cache: ImageCache | None) -> np.ndarray:
-        if cache and cache.is_decoded:
-            if (kept := cache.view(index)) is not None:
-                return caching.as_pixels(kept)
-            with contextlib.suppress(BadSample):  # perhaps it is damaged only below the crop
-                pixels, _ = self._decoded(index)
-                cache.put(index, *caching.with_sides(pixels))
-                return pixels
-            return self._pixels(index, found, params, None)
-        data = self._encoded(index, cache)
-        return data if isinstance(data, np.ndarray) else self._decode(data, index, found, params.rows(found.height))
-
-    def _encoded(self, index: int, cache: ImageCache | None) -> bytes | np.ndarray:
-        """Read an image as it is stored, from memory if it was read before."""
-        kept = cache.view(index) if cache else None
-        if kept is not None:
-            return kept.tobytes()
-        data = self.source.image(index)
-        if cache and isinstance(data, bytes):
-            cache.put(index, data)
-        return data
-
-    def _shape_of(self, index: int) -> tuple[int, ...]:
-        found = self.source.objects(index)
-        return found.height, found.width, 3
-
-    def _decoded(self, index: int) -> tuple[np.ndarray, None]:
-        data = self.source.image(index)
-        return self._decode(data, index, self.source.objects(index)) if isinstance(data, bytes) else data, None
-
-    def _decode(self, data: bytes, index: int, found: Objects, rows: int | None = None) -> np.ndarray:
-        return decode_rgb(data, self.name(index), self._header(data, index, found), rows=rows)
-
-    def _header(self, data: bytes, index: int, found: Objects) -> Header:
+    def header(self, index: int, data: bytes, truth: Objects) -> Header:
         """Read the header of an image, which must have the size that is annotated."""
-        name, annotated = self.name(index), (found.height, found.width)
+        name, annotated = self.name(index), (truth.height, truth.width)
         header = read_header(data, name)
         if (header.height, header.width) == annotated and not self.source.is_upright:
             # Annotated as stored, whatever its EXIF says: the originals' decoders do not rotate images either.
@@ -336,7 +191,7 @@ class DetectionDataset(Dataset):
         if header.shape[:2] != annotated:
             raise BadSample(
                 name,
-                f"{header.shape[1]}x{header.shape[0]} pixels, but annotated as {found.width}x{found.height}; fetch the "
+                f"{header.shape[1]}x{header.shape[0]} pixels, but annotated as {truth.width}x{truth.height}; fetch the "
                 f"image or the annotations again",
             )
         return header

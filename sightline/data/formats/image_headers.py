@@ -14,14 +14,13 @@ from typing import Literal
 import numpy as np
 
 from sightline.errors import BadSample
+from sightline.files.image_bytes import MAX_BYTES
 
 # Pillow's refusal line (twice its MAX_IMAGE_PIXELS), applied to every decoder: 178.9 Mpix are 537 MB of RGB.
 MAX_PIXELS = 178_956_970
 # What the decoder holds and the pixels it returns, together. Reached by PNGs of 153 Mpix and WebPs of 53 Mpix; a plain
 # JPEG never reaches it.
 MAX_DECODING_BYTES = 2**30
-# A MAX_PIXELS photo at 0.7 bytes a pixel takes half of this. Sources should compare st_size before they read.
-MAX_BYTES = 256 * 2**20
 # Entropy-coded JPEG spends at least one bit on an 8x8 block, 512 pixels a byte; four times that for odd subsampling.
 # PNG takes as much for grey; 40 bytes of WebP can be blank pixels of any number, so that many need no bytes.
 MAX_PIXELS_PER_BYTE = 2048

@@ -55,15 +55,17 @@ class Problems:
         if self.count <= _SHOWN:
             self._shown.append((path, line, text))
 
-    def refuse(self) -> None:
-        """Raise BadData with all of them, if there are any."""
+    def refuse(self, also: str = "") -> None:
+        """Raise BadData with all of them, if there are any; `also` is said after them."""
         if self.count == 1:
-            raise line_error(*self._shown[0])
+            path, line, text = self._shown[0]
+            raise line_error(path, line, f"{text}; {also}" if also else text)
         if self.count:
             path = self._shown[0][0]
             every = sorted(self._shown)
             shown = [f"\n  {'' if each == path else f'{each} '}line {line}: {text}" for each, line, text in every]
             more = f"\n  and {self.count - _SHOWN} more" if self.count > _SHOWN else ""
+            more += f"\n  {also}" if also else ""
             raise BadData(f"{path}: {self.count} lines cannot be used:{''.join(shown)}{more}")
 
 

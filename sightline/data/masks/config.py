@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from sightline import terminal
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import MaskFields
 from sightline.data.image_data import ImageData
 from sightline.errors import UsageError
-from sightline.parts import Dataset, DataSpec, ServedInput
+from sightline.parts import DataSpec, ServedInput
 from sightline.recipe.part import not_compared
 
 if TYPE_CHECKING:
     from sightline.data.augment.masks import Augmentation
     from sightline.data.check.images import Report
-    from sightline.data.inputs import Files
     from sightline.data.sources import SourceOptions
     from sightline.terminal.progress import Progress
 
@@ -93,11 +94,14 @@ class MaskData(MaskFields, ImageData):
         found = pixels.normalisation(train)
         return {} if found == pixels.IMAGENET else dict(zip(("mean", "std"), found, strict=True))
 
-    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
-        """Open images without known masks."""
-        from sightline.data.masks import dataset
+    def first_files(self, files: dict[str, Path], spec: DataSpec) -> dict[str, Path]:
+        """Leave out masks that lie beside their images."""
+        from sightline.data.sources.mask_places import paired
 
-        return dataset.open_files(self, files, spec)
+        masks = set(paired(list(files), None, self.mask_pattern).masks.values())
+        if masks:
+            terminal.say(f"left out {len(masks)} masks beside their images, e.g. {min(masks)}")
+        return {name: path for name, path in files.items() if name not in masks}
 
     def served(self, spec: DataSpec) -> ServedInput:
         """Take windows of normalised images, at their own scale; what lies beyond an image is 0."""
@@ -117,16 +121,10 @@ class MaskData(MaskFields, ImageData):
             raise UsageError("no data: give --data.path DIR")
         return check_masks(self.path, self.source, self.source_options, self.classes, decode, processes, progress)
 
-    def declared(self) -> tuple[DataSpec, int] | None:
-        """Declare `classes` nameless classes and `samples` images if no path is given."""
-        if self.path:
-            return None
-        if not self.classes:
-            raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
+    def declared_spec(self, classes: tuple[str, ...]) -> DataSpec:
         from sightline.data.masks.pixels import IMAGENET
 
-        names = tuple(f"class{number}" for number in range(self.classes))
-        return DataSpec(names, 3, (self.size, self.size), *IMAGENET, tuple(range(self.classes))), self.samples
+        return DataSpec(classes, 3, (self.size, self.size), *IMAGENET, tuple(range(len(classes))))
 
     def synthetic(self, spec: DataSpec, samples: int) -> MaskData:
         """Use synthetic images with masks."""

@@ -14,17 +14,20 @@ import torch
 
 from sightline.data import counts
 from sightline.data.augment.classification import normalize
-from sightline.data.inputs import Files, as_channels, decode_given, read_bytes
+from sightline.data.augment.masks import Augmentation
+from sightline.data.image_feed import ImageSplit
+from sightline.data.inputs import Files, as_channels, decode_given
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import SIDES, ImageCache
 from sightline.data.masks.config import MaskData
 from sightline.data.masks.pixels import highest_of, is_usual, normalisation, read_pixels
 from sightline.data.sources import IGNORED, MaskSource, Opener, open_masks, spread, wrong_classes
-from sightline.data.sources.layouts import ALL, kept_of
+from sightline.data.sources.layouts import ALL
 from sightline.data.sources.mask_images import peek
 from sightline.errors import BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
 from sightline.hardware.devices import Device
-from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout, Split, SplitFacts
+from sightline.parts import Arrays, Batch, Bound, DataSpec, Layout, Split, SplitFacts
 
 AT_ONCE = 2**26  # values of the images, or of their scores, that are evaluated at once: 256 MiB
 
@@ -91,18 +94,15 @@ class GivenImages(MaskSource):
         return height, width
 
 
-class MaskDataset(Dataset):
+class MaskDataset(ImageSplit):
     """One split of the images."""
 
+    config: MaskData
+    source: MaskSource
+    augmentation: Augmentation
+
     def __init__(self, config: MaskData, source: MaskSource, split: Split, seed: int):
-        self.config = config
-        self.augmentation = config.augmentation
-        self.source = source
-        self.split = split
-        self.is_training = split == "train"
-        self.seed = seed
-        self.fingerprint, self.files = source.fingerprint, source.files
-        self.kept = kept_of(source)
+        super().__init__(config, source, split, seed)
         self.spec = DataSpec(
             source.classes,
             source.channels,
@@ -134,12 +134,6 @@ class MaskDataset(Dataset):
             "label": ((most,), "uint8"),
             "extent": ((2,), "int64"),
         }
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
 
     def _size(self, index: int) -> tuple[int, int]:
         with contextlib.suppress(BadSample):  # reported when it is loaded

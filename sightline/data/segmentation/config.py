@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from sightline.data.augment import with_fields_of
 from sightline.data.augment.fields import SegmentationFields
-from sightline.data.volumes import decathlon
+from sightline.data.volumes.plan import OWN, PLAN, VolumePlan, read_plan, spec_of
 from sightline.errors import BadData, UsageError
 from sightline.parts import DataConfig, DataFacts, Dataset, DataSpec, ServedInput, Split
 from sightline.recipe.part import AtLeast, AtMost, not_compared
@@ -89,7 +89,7 @@ class SegmentationData(SegmentationFields, DataConfig):
         from sightline.data.segmentation.dataset import SegmentationDataset
 
         if not self.path:
-            drawn = "" if self.task == decathlon.OWN else " or --data.path synthetic:samples=64"
+            drawn = "" if self.task == OWN else " or --data.path synthetic:samples=64"
             raise UsageError(f"no data: give --data.path DIR (written by `sightline prepare decathlon`){drawn}")
         return SegmentationDataset(self, self.source(split), split, seed)
 
@@ -136,7 +136,7 @@ class SegmentationData(SegmentationFields, DataConfig):
 
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
         """Find the volumes of the val split in the folder that they were prepared from."""
-        from sightline.data.volumes.raw import labelled_files
+        from sightline.data.volumes.layouts import labelled_files
 
         source = self.source("val")
         return labelled_files([source.name(index) for index in range(len(source))], folder)
@@ -144,10 +144,10 @@ class SegmentationData(SegmentationFields, DataConfig):
     def source(self, split: Split) -> VolumeSource:
         """Open the volumes on disk; they must belong to the declared task."""
         from sightline.data.sources import open_volumes
-        from sightline.data.volumes.raw import are_images, describe_raw, find_raw, remedy
+        from sightline.data.volumes.layouts import are_images, describe_raw, find_raw, remedy
 
-        if (Path(self.path) / decathlon.PLAN).is_file():
-            self._check_plan(decathlon.read_plan(Path(self.path)))
+        if (Path(self.path) / PLAN).is_file():
+            self._check_plan(read_plan(Path(self.path)))
         elif not self.path.startswith("synthetic:") and (raw := find_raw(Path(self.path))):
             as_they_are = f". `sightline train segmentation --data.path {shlex.quote(str(raw))}` needs no preparation"
             raise UsageError(
@@ -156,7 +156,7 @@ class SegmentationData(SegmentationFields, DataConfig):
             )
         return open_volumes("auto", self.path, split, self.fold, self.folds, self._expected_spec())
 
-    def _check_plan(self, plan: decathlon.VolumePlan) -> None:
+    def _check_plan(self, plan: VolumePlan) -> None:
         if plan.dim != self.dim:
             raise BadData(
                 f"{self.path} was prepared with dim {plan.dim}, the recipe is made for dim {self.dim}; give --data.dim "
@@ -200,10 +200,10 @@ class SegmentationData(SegmentationFields, DataConfig):
         return volumes_of(global_batch, self.nvol, depth)
 
     def _expected_spec(self) -> DataSpec:
-        if self.task != decathlon.OWN:
-            return decathlon.spec_of(self.task, self.dim)
+        if self.task != OWN:
+            return spec_of(self.task, self.dim)
         if self.path and not self.path.startswith("synthetic:"):
-            return decathlon.read_plan(Path(self.path)).spec
+            return read_plan(Path(self.path)).spec
         raise UsageError(
             f"task=own is known from its prepared folder alone, and there is none with --data.path={self.path!r}; give "
             "--data.path DIR (`benchmark` also needs --data real, or it times drawn volumes), or one of --data.task 01 "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from sightline.data.sources.layouts import Layout, contents, is_description, read_description, subfolders
+from sightline.data.sources.layouts import Splits, contents, is_description, read_description, subfolders
 from sightline.errors import BadData, UsageError
 from sightline.parts import IGNORED as IGNORED
 from sightline.parts import DataSpec, Split
@@ -87,7 +87,7 @@ class Images(ABC):
     fingerprint: str
     files: Sequence[Path] = ()  # that hold the images; none of data that are drawn
     inner: str = ""  # the folder below the path that holds the files, where they lie one deeper
-    layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
+    layout: Splits | None = None  # where both splits were found, of kinds that may lie anywhere
     held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
     notes: Sequence[str] = ()  # what to say of how the data were read
@@ -310,7 +310,9 @@ def _unknown(name: str, path: str, expected: str) -> str:
         return f"--data.path '{path}' holds {volumes}"
     for other, of_other in _RECIPES.items():
         if other != name and recognised(other, path):
-            return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
+            said = f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
+            # Folders of masks with unknown names look like classes.
+            return f"{said}; expected {expected}" if name == "open_masks" else said
     tables = sorted(each.name for each in Path(path).glob("*.[cC][sS][vV]")) if name == "open_source" else []
     said = f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
     for table in tables[:1]:
@@ -320,13 +322,13 @@ def _unknown(name: str, path: str, expected: str) -> str:
 
 def _of_volumes(path: Path) -> str:
     """Say what volumes lie at a path that was given for images with masks, and what reads them; "" for none."""
-    from sightline.data.volumes import raw
+    from sightline.data.volumes import layouts
 
     readers = (
         "prepare them with `sightline prepare decathlon`, then `sightline train unet2d` or `finetune_segmentation`"
     )
-    if (place := raw.find_raw(path)) is not None:
-        return f"{raw.describe_raw(place)}; {raw.remedy(place, 2)} or `sightline train finetune_segmentation`"
+    if (place := layouts.find_raw(path)) is not None:
+        return f"{layouts.describe_raw(place)}; {layouts.remedy(place, 2)} or `sightline train finetune_segmentation`"
     has_volumes = path.is_dir() and any(name.lower().endswith((".nii", ".nii.gz")) for name in os.listdir(path))
     return f"volumes in files of NIfTI, without labels beside them; {readers}" if has_volumes else ""
 
@@ -354,7 +356,8 @@ _WITH_BOXES = (
 )
 _WITH_MASKS = (
     "images/ with masks/ (or JPEGImages/ with SegmentationClass/), X.jpg with X_mask.png in one folder, a Roboflow "
-    "export with _classes.csv, COCO's json files with outlines, or YOLO's data.yaml with polygons"
+    "export with _classes.csv, COCO's json files with outlines, YOLO's data.yaml with polygons, or a description with "
+    "`kind: masks` that names folders called otherwise (docs/data_masks.md)"
 )
 _VOLUMES = (
     "a folder with plan.json as `sightline prepare decathlon --source DIR --out PREPARED` writes it, or "

@@ -16,14 +16,13 @@ import numpy as np
 
 from sightline.data.contents import PathsBelow
 from sightline.data.formats.image_headers import MAX_BYTES, first_header, read_header
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations
 from sightline.data.sources.layouts import (
     ALL,
     IMAGES,
-    Layout,
     Place,
+    Splits,
     is_description,
     is_folder,
     no_test_split,
@@ -31,8 +30,9 @@ from sightline.data.sources.layouts import (
     validating,
 )
 from sightline.errors import BadData, BadSample
+from sightline.files.image_bytes import read_bytes
+from sightline.files.our_folders import is_result
 from sightline.files.plain_yaml import read_yaml
-from sightline.files.results import is_result
 from sightline.parts import Split
 
 _PUBLISHED = re.compile(r"(train|val)20\d\d")  # folders of COCO's zips
@@ -77,7 +77,7 @@ class BoxImages(BoxSource):
         return self.annotations.objects(index)
 
 
-def open_split(kind: str, layout: Layout, split: Split, annotations: Annotations, options: SourceOptions) -> BoxImages:
+def open_split(kind: str, layout: Splits, split: Split, annotations: Annotations, options: SourceOptions) -> BoxImages:
     """Open a split of these data; `annotations` are those of its place, of which a drawn split takes a part."""
     place = layout.place(split)
     file = str(place.labels or place.images)

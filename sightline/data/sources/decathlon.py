@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.sources import VolumeSource, index_files
-from sightline.data.volumes.decathlon import PLAN, Case, VolumePlan, read_plan
-from sightline.data.volumes.raw import describe_raw, find_raw
+from sightline.data.volumes.layouts import describe_raw, find_raw
+from sightline.data.volumes.plan import PLAN, Case, VolumePlan, read_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.arrays import map_array
 from sightline.parts import DataSpec, Split

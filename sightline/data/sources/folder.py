@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data.contents import PathsBelow
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table, tfrecord
-from sightline.data.sources.layouts import IMAGES, Layout, Place
+from sightline.data.sources.layouts import IMAGES, Place, Splits
 from sightline.errors import BadData, first_of
-from sightline.files.results import is_result
+from sightline.files.image_bytes import read_bytes
+from sightline.files.our_folders import is_result
 from sightline.parts import Split
 
 # Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.
@@ -46,7 +46,7 @@ def detect(path: str) -> bool:
     return named == {} or not tfrecord.detect(path)  # records beside the images that they were made of
 
 
-def find(path: str) -> Layout | None:
+def find(path: str) -> Splits | None:
     """Return where the class folders of both splits are: below PATH/train and PATH/val, below folders such as
     PATH/img_train and PATH/img_val, or in PATH itself."""
     if layouts.is_description(path):
@@ -60,17 +60,17 @@ def find(path: str) -> Layout | None:
         return _usable(named) if named else None
     if not _may_be_classes(root) or sum(_holds_image(root / name) for name in layouts.subfolders(root)) < 2:
         return None
-    return Layout("folder", Place(root), None)
+    return Splits("folder", Place(root), None)
 
 
-def _below_splits(root: Path) -> Layout | None:
+def _below_splits(root: Path) -> Splits | None:
     """Return the splits below folders called train and val, or another of `layouts.NAMES`."""
     named = layouts.split_folders(root)
     test = layouts.test_folder(root)
     return _usable({**named, "test": test} if test else named)
 
 
-def _usable(named: Mapping[Split, Path]) -> Layout | None:
+def _usable(named: Mapping[Split, Path]) -> Splits | None:
     splits = {split: Place(at) for split, at in named.items() if split != "test" and _may_be_classes(at)}
     if "val" in named and "val" not in splits and layouts.split_in(named["val"].name)[0] != "test" and splits:
         splits["val"] = Place(named["val"])  # listing it says what is missing; an unsorted test set is of no use here
@@ -81,7 +81,7 @@ def _usable(named: Mapping[Split, Path]) -> Layout | None:
         test = Place(named["test"])
     elif "test" in named:
         no_test = f"{named['test']} has no class folders, so its images have no labels"
-    return Layout("folder", splits.get("train"), splits.get("val"), test=test, no_test=no_test)
+    return Splits("folder", splits.get("train"), splits.get("val"), test=test, no_test=no_test)
 
 
 def _named_splits(root: Path) -> dict[Split, Path] | None:
@@ -193,7 +193,7 @@ def _names_of_splits(root: Path) -> str:
 
 
 def split_of(
-    listing: Listing, root: Path, classes: tuple[str, ...], layout: Layout, split: Split, options: SourceOptions
+    listing: Listing, root: Path, classes: tuple[str, ...], layout: Splits, split: Split, options: SourceOptions
 ) -> FolderSource:
     """Return the source of a split: all that is listed, or a part of it if the split is drawn."""
     names, labels, sizes = listing[:3]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.errors import BadData, UsageError, first_of
+from sightline.files.our_folders import is_result
 from sightline.files.plain_yaml import read_yaml, to_text
-from sightline.files.results import is_result
 from sightline.files.typed_json import read_json, short
 from sightline.parts import DataConfig, Split
 
@@ -81,7 +81,7 @@ def no_test_split(kind: str, why: str = "") -> NoTestSplit:
 
 
 @dataclass(frozen=True)
-class Layout:
+class Splits:
     """The splits of a dataset. Without `val`, a part of `train` validates; without `train`, only evaluation works."""
 
     kind: str  # the source that reads it
@@ -138,7 +138,7 @@ def is_description(path: str) -> bool:
     return path.lower().endswith((".yaml", ".yml")) and os.path.isfile(path)
 
 
-def read_description(path: str) -> Layout:
+def read_description(path: str) -> Splits:
     """Read a description; UsageError if it is not one."""
     values = {"val" if key in NAMES["val"][:-1] else key: value for key, value in read_yaml(Path(path)).items()}
     example = "e.g. `kind: coco`, `train: {images: photos, labels: train.json}`; docs/data.md"
@@ -153,7 +153,7 @@ def read_description(path: str) -> Layout:
     places = {split: _read_place(path, split, values[split]) for split in splits if split in values}
     if not places.keys() & {*SPLITS}:
         raise UsageError(f"{path} names no train and no val, {example}")
-    return Layout(kind, places.get("train"), places.get("val"), tuple(classes), places.get("test"))
+    return Splits(kind, places.get("train"), places.get("val"), tuple(classes), places.get("test"))
 
 
 def _read_place(file: str, split: Split, values: Any) -> Place:

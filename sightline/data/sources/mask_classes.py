@@ -41,6 +41,7 @@ class MaskClasses:
     ignored: tuple[int, ...]  # values that count for nothing
     said: tuple[str, ...] = ()
     problem: tuple[str, str] | None = None  # kind, text: why these are no classes
+    unknown: tuple[int, ...] = ()  # values that the table lacks
 
 
 def decide(surveys: Sequence[Survey], table: ClassTable | None, ignore: str) -> MaskClasses:
@@ -54,7 +55,7 @@ def decide(surveys: Sequence[Survey], table: ClassTable | None, ignore: str) -> 
     listed = [value for value in names if value not in ignored]
     unknown = [value for value in found if value not in names]
     values = listed + unknown if is_coloured else sorted({*listed, *unknown})
-    shown = {value: names.get(value) or _text(value, is_coloured) for value in values}
+    shown = {value: names.get(value) or value_text(value, is_coloured) for value in values}
     return MaskClasses(
         tuple(values),
         tuple(shown.values()),
@@ -62,6 +63,7 @@ def decide(surveys: Sequence[Survey], table: ClassTable | None, ignore: str) -> 
         tuple(sorted(ignored)),
         tuple(_said(values, sorted(ignored & set(pixels)), is_coloured, table)),
         _problem(pixels, values, unknown, is_coloured, table, ignored),
+        tuple(unknown) if table else (),
     )
 
 
@@ -117,7 +119,7 @@ def _ignored(ignore: str, found: set[int], names: Mapping[int, str], is_coloured
         elif re.fullmatch(r"\d{1,5}", word) and not is_coloured:
             chosen.add(int(word))
         else:
-            there = [*by_name] or [_text(value, is_coloured) for value in sorted(found)]
+            there = [*by_name] or [value_text(value, is_coloured) for value in sorted(found)]
             raise UsageError(f"--data.ignore {word}: the masks have {first_of(there, _SHOWN)}; none: all are classes")
     return chosen
 
@@ -139,7 +141,7 @@ def _in_order(names: Mapping[int, str], found: Sequence[int]) -> dict[int, str]:
 def _said(values: Sequence[int], ignored: Sequence[int], is_coloured: bool, table: ClassTable | None) -> list[str]:
     """Return what to tell the user about the values."""
     said = []
-    shown = ", ".join(_text(value, is_coloured) for value in values[:_SHOWN]) + (
+    shown = ", ".join(value_text(value, is_coloured) for value in values[:_SHOWN]) + (
         ", ..." if len(values) > _SHOWN else ""
     )
     if is_coloured and not table:
@@ -147,7 +149,7 @@ def _said(values: Sequence[int], ignored: Sequence[int], is_coloured: bool, tabl
     elif not is_coloured and list(values) != list(range(len(values))):
         said.append(f"values {shown} renumbered")
     if ignored:
-        said.append(f"{first_of([_text(value, is_coloured) for value in ignored])} ignored")
+        said.append(f"{first_of([value_text(value, is_coloured) for value in ignored])} ignored")
     return [*said, f"names from {table.file.name}"] if table else said
 
 
@@ -160,7 +162,7 @@ def _problem(
     ignored: set[int],
 ) -> tuple[str, str] | None:
     what = "colours" if is_coloured else "values"
-    shown = first_of([_text(value, is_coloured) for value in unknown], _SHOWN)
+    shown = first_of([value_text(value, is_coloured) for value in unknown], _SHOWN)
     if is_coloured and NO_COLOUR in pixels:
         return "mixed masks", "some masks have colours, others numbers above 255; store all alike"
     if table and is_coloured and unknown:
@@ -195,7 +197,8 @@ def _has_soft_edges(pixels: Mapping[int, int], ignored: set[int], is_coloured: b
     return len(counts) > _MANY and len(counts) > _PER_CLASS * most
 
 
-def _text(value: int, is_coloured: bool) -> str:
+def value_text(value: int, is_coloured: bool) -> str:
+    """Return a value as people write it."""
     return colour_text(value) if is_coloured else str(value)
 
 

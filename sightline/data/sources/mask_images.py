@@ -11,11 +11,11 @@ import numpy as np
 from sightline.data.contents import PathsBelow
 from sightline.data.decode import decode_channels, decode_rgb
 from sightline.data.formats.image_headers import Header, first_header, read_header
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import IGNORED, MaskSource, SourceOptions, index_files, spread
 from sightline.data.sources.box_images import drawn
-from sightline.data.sources.layouts import Layout, Place
+from sightline.data.sources.layouts import Place, Splits
 from sightline.errors import BadData, BadSample, first_of
+from sightline.files.image_bytes import read_bytes
 from sightline.parts import Split
 
 MOST_CLASSES = IGNORED
@@ -80,7 +80,7 @@ class MaskImages(MaskSource):
 
 
 def split_rows(
-    names: Sequence[bytes], layout: Layout, split: Split, options: SourceOptions, what: str
+    names: Sequence[bytes], layout: Splits, split: Split, options: SourceOptions, what: str
 ) -> tuple[np.ndarray, index_files.Names | None]:
     """Return the rows of a place's images that belong to a split, and the names of those that validate if they were
     drawn."""

@@ -16,15 +16,14 @@ from sightline.data.sources.layouts import (
     NAMES,
     SPLITS,
     TEST,
-    Layout,
     Place,
+    Splits,
     read_description,
     split_folders,
     subfolders,
     test_folder,
 )
-from sightline.data.volumes.folders import IMAGE_FOLDERS, LABEL_FOLDERS
-from sightline.data.volumes.pairs import LABEL_ENDS
+from sightline.data.volumes.layouts import IMAGE_FOLDERS, LABEL_ENDS, LABEL_FOLDERS
 from sightline.errors import BadData, UsageError
 from sightline.parts import Split
 
@@ -34,6 +33,8 @@ _MASKS_IN = (
     *("segmentationclasspng", "segmentationclass", *LABEL_FOLDERS, "annotations", "annotation", "annot"),
     *("gtfine", "ground_truth", "groundtruth", "gt", "targets", "target", "png_masks"),
 )
+_IMAGE_WORDS = ("im", "image", "images", "photo", "photos", "pic", "orig", "rgb", "input")  # in names of other folders
+_MASK_WORDS = ("mask", "masks", "label", "labels", "seg", "annot", "gt", "ground", "truth", "target")
 _OF_SOME = "segmentationclass"  # VOC has masks of some of its images only
 _MASK_ENDS = (*LABEL_ENDS, "gt", "annotation")  # of X_mask.png
 _IN_FOLDER = (*_MASK_ENDS, "l")  # of masks in a folder of their own: CamVid has X_L.png
@@ -55,7 +56,7 @@ def detect(path: str) -> bool:
         return False
 
 
-def layout_at(path: str, pattern: str = "") -> Layout:
+def layout_at(path: str, pattern: str = "") -> Splits:
     """Return where the splits lie; BadData if there are no images with masks."""
     if kind_described(path):
         layout = read_description(path)
@@ -72,7 +73,7 @@ def layout_at(path: str, pattern: str = "") -> Layout:
     )
 
 
-def find(root: Path, pattern: str = "") -> Layout | None:
+def find(root: Path, pattern: str = "") -> Splits | None:
     """Return where the splits lie below a folder; None if it has no images with masks."""
     below = {split: _place(folder, pattern) for split, folder in {**split_folders(root), **_test(root)}.items()}
     in_splits = _layout({split: place for split, place in below.items() if place})
@@ -85,10 +86,10 @@ def find(root: Path, pattern: str = "") -> Layout | None:
         if lists := _split_lists(top / _LISTS, place):
             return lists
         images, masks = ({**split_folders(each), **_test(each)} for each in (place.images, place.labels or top))
-        return _layout({s: Place(images[s], masks[s]) for s in images if s in masks}) or Layout("masks", place, None)
+        return _layout({s: Place(images[s], masks[s]) for s in images if s in masks}) or Splits("masks", place, None)
     if found := _layout(_named_folders(root)) or in_splits:
         return found
-    return Layout("masks", Place(root, root), None) if _has_pairs(root, pattern) else None
+    return Splits("masks", Place(root, root), None) if _has_pairs(root, pattern) else None
 
 
 def _test(root: Path) -> dict[Split, Path]:
@@ -96,11 +97,11 @@ def _test(root: Path) -> dict[Split, Path]:
     return {"test": folder} if folder else {}
 
 
-def _layout(places: Mapping[Split, Place]) -> Layout | None:
+def _layout(places: Mapping[Split, Place]) -> Splits | None:
     """Return the layout of splits in folders; None without a train split, unless all else is there."""
     if "train" not in places:
         return None
-    return Layout("masks", places["train"], places.get("val"), test=places.get("test"))
+    return Splits("masks", places["train"], places.get("val"), test=places.get("test"))
 
 
 def _place(folder: Path, pattern: str) -> Place | None:
@@ -115,7 +116,28 @@ def _two_folders(root: Path) -> Place | None:
         [below[name] for name in names if name in below and _has_images(below[name])][:_MOST_FOLDERS]
         for names in (_IMAGES_IN, _MASKS_IN)
     )
-    return Place(images[0], masks[0]) if images and masks else None
+    return Place(images[0], masks[0]) if images and masks else _alike(below)
+
+
+def _alike(folders: Mapping[str, Path]) -> Place | None:
+    """Return the folders of images and masks with other names, such as original_image and segmentation_image: one
+    alone has a word for masks in its name, one alone of the others has a word for images or is the only one, and their
+    files pair."""
+    split_names = {*NAMES["train"], *NAMES["val"], *TEST}
+    found = {name: folder for name, folder in folders.items() if name not in split_names and _has_images(folder)}
+    masks = [folder for name, folder in found.items() if _has_word(name, _MASK_WORDS)]
+    others = {name: folder for name, folder in found.items() if folder not in masks}
+    images = [folder for name, folder in others.items() if _has_word(name, _IMAGE_WORDS)] or list(others.values())
+    if [len(masks), len(images)] != [1, 1]:
+        return None
+    of_images, of_masks = (list(list_files(folder, IMAGES).files) for folder in (images[0], masks[0]))
+    return Place(images[0], masks[0]) if paired(of_images, of_masks).masks else None
+
+
+def _has_word(name: str, words: tuple[str, ...]) -> bool:
+    """Return whether a part of a name begins with one of some words, or ends with a longer one, as ManualMask does."""
+    long = tuple(word for word in words if len(word) > 3)
+    return any(part.startswith(words) or part.endswith(long) for part in re.split(r"[\W\d_]+", name))
 
 
 def _named_folders(root: Path) -> dict[Split, Place]:
@@ -166,7 +188,7 @@ def _has_pairs(folder: Path, pattern: str) -> bool:
     return bool(paired(names, None, pattern).masks)
 
 
-def _split_lists(folder: Path, place: Place) -> Layout | None:
+def _split_lists(folder: Path, place: Place) -> Splits | None:
     """Return the splits that lists in ImageSets/Segmentation name; trainval alone is all of the data."""
     lists: dict[Split, Path] = {}
     for split in SPLITS:
@@ -180,7 +202,7 @@ def _split_lists(folder: Path, place: Place) -> Layout | None:
     found = {split: Place(place.images, file) for split, file in lists.items()}
     file = next((folder / f"{name}.txt" for name in TEST if os.path.isfile(folder / f"{name}.txt")), None)
     test = Place(place.images, file) if file else None
-    layout = Layout("masks", found["train"], found.get("val"), test=test)
+    layout = Splits("masks", found["train"], found.get("val"), test=test)
     if test and test != layout.val and not any(_mask_of(place, name) for name in _listed(test.labels or folder)):
         return replace(layout, test=None, no_test=f"none of the images that {file} names has a mask")
     return layout

@@ -17,11 +17,11 @@ import numpy as np
 
 from sightline.data.decode import decode_values, palette_of
 from sightline.data.formats.image_headers import MAX_PIXELS, Header, read_header
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import index_files
 from sightline.data.sources.mask_images import peek
 from sightline.data.sources.mask_places import MaskFiles
 from sightline.errors import BadSample
+from sightline.files.image_bytes import read_bytes
 
 GREY, PALETTE, COLOURED = range(3)
 NO_COLOUR = -1  # of a number above 255

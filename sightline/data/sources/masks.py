@@ -16,15 +16,15 @@ import numpy as np
 from sightline.data.contents import PathsBelow
 from sightline.data.decode import decode_values, palette_of
 from sightline.data.formats.class_table import find_table
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, IGNORED, SourceOptions, index_files
-from sightline.data.sources.layouts import SPLITS, Layout, Place, no_test_split
-from sightline.data.sources.mask_classes import MaskClasses, decide, table_folders
+from sightline.data.sources.layouts import SPLITS, Place, Splits, no_test_split
+from sightline.data.sources.mask_classes import MaskClasses, decide, table_folders, value_text
 from sightline.data.sources.mask_images import MaskImages, Pixels, common_pixels, split_rows
 from sightline.data.sources.mask_places import MaskFiles, layout_at
 from sightline.data.sources.mask_places import detect as detect
 from sightline.data.sources.mask_survey import Survey, packed_colours, survey
 from sightline.errors import BadData, BadSample, first_of
+from sightline.files.image_bytes import read_bytes
 from sightline.parts import Split
 
 _UNKNOWN = 256  # in a table of values
@@ -35,7 +35,7 @@ _REMEDY = "`sightline check` lists all of them; --data.on-bad-sample skip leaves
 class Found:
     """All that lies at a path: the files of each place, what is in them, and what is wrong."""
 
-    layout: Layout
+    layout: Splits
     files: dict[Place, MaskFiles] = field(default_factory=dict)
     surveys: dict[Place, Survey] = field(default_factory=dict)
     classes: MaskClasses | None = None
@@ -87,15 +87,33 @@ class Found:
         self.classes = decide(surveys, table, options.ignore)
         if self.classes.problem:
             kind, text = self.classes.problem
+            where = [
+                f"{at.images.name}: {masks}" for at in deciding if (masks := self._masks_with(at, self.classes.unknown))
+            ]
+            text += f" ({'; '.join(where)})" if where else ""
             self.problems.append((kind, places[deciding[0]], path, text))
             return
-        known = {*self.classes.values, *self.classes.ignored}
+        known = [*self.classes.values, *self.classes.ignored]
         for place in places.keys() - set(deciding):
-            seen = self.surveys[place]
-            there = set((seen.colours if self.classes.is_coloured else seen.values).tolist())
-            if unknown := sorted(there - known):
-                text = f"has the values {first_of(unknown)}, which no mask of train and val has"
+            there = np.unique(self._values_in(place))
+            if unknown := there[~np.isin(there, known)].tolist():
+                what = "colours" if self.classes.is_coloured else "values"
+                shown = first_of([value_text(value, self.classes.is_coloured) for value in unknown])
+                text = (
+                    f"has the {what} {shown}, which no mask of train and val has ({self._masks_with(place, unknown)})"
+                )
                 self.problems.append(("unknown values", places[place], str(self.files[place].masks), text))
+
+    def _values_in(self, place: Place) -> np.ndarray:
+        seen = self.surveys[place]
+        return seen.colours if self.classes and self.classes.is_coloured else seen.values
+
+    def _masks_with(self, place: Place, values: Sequence[int]) -> str:
+        """Return the first masks of a place that hold some of these values."""
+        masks = [mask for mask in self.files[place].pairs.values() if mask]
+        found = np.flatnonzero(np.isin(self._values_in(place), values))
+        rows = np.unique(np.searchsorted(self.surveys[place].ends, found, "right"))
+        return first_of([masks[row] for row in rows.tolist()], 2)
 
 
 # Problems of single images, which may be skipped; without them there is no class, or no pairing, to rely on.

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data.decode import decode_rgb, read_header
-from sightline.data.inputs import Files, as_pixels, read_bytes
+from sightline.data.decode import decode_rgb, decoded_shape
+from sightline.data.inputs import Files, as_pixels
 from sightline.data.sources import BoxSource, Objects, Sample, Source
+from sightline.files.image_bytes import read_bytes
 
 
 class FilesSource(Source):
@@ -56,7 +57,7 @@ class BoxFilesSource(BoxSource):
 
     def objects(self, index: int) -> Objects:
         data = self._files.read(index).data
-        shape = read_header(data, self.name(index)).shape if isinstance(data, bytes) else data.shape
+        shape = decoded_shape(data, self.name(index))
         nothing = np.zeros(0)
         return Objects(
             index, shape[0], shape[1], np.zeros((0, 4)), nothing.astype(np.int64), nothing, nothing.astype(bool)

@@ -27,12 +27,12 @@ from sightline.data.formats.label_table import (
     read_head,
     read_table,
 )
-from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts, tar, tfrecord
 from sightline.data.sources.index_files import Names
-from sightline.data.sources.layouts import IMAGES, Layout, Place
+from sightline.data.sources.layouts import IMAGES, Place, Splits
 from sightline.data.sources.table_columns import TRIED, choose, file_column, files_in
 from sightline.errors import BadData, first_of
+from sightline.files.image_bytes import read_bytes
 from sightline.parts import Split
 
 _ENDINGS = (".csv", ".tsv")
@@ -49,20 +49,20 @@ def detect(path: str) -> bool:
     return _find(path) is not None
 
 
-def _find(path: str) -> Layout | None:
+def _find(path: str) -> Splits | None:
     """Return where the tables are, each with its folder as that of the images."""
     if layouts.is_description(path):
         found = layouts.read_description(path)
         return found if found.kind == "table" else None
     root = Path(path)
     if path.lower().endswith(_ENDINGS) and root.is_file():
-        return Layout("table", Place(root.parent, root), None)
+        return Splits("table", Place(root.parent, root), None)
     has_classes = any(map(layouts.subfolders, layouts.split_folders(root).values()))
     if has_classes or tar.detect(path) or tfrecord.holds_shards(root):
         return None  # a table beside these says something else of them
     named = {file.stem.lower(): Place(root, file) for file in sorted(root.glob("*.[cC][sS][vV]")) if file.is_file()}
     if "labels" in named:
-        return Layout("table", named["labels"], None)
+        return Splits("table", named["labels"], None)
     train, val = (
         next((named[name] for name in layouts.NAMES[split] if name in named), None) for split in layouts.SPLITS
     )
@@ -71,7 +71,7 @@ def _find(path: str) -> Layout | None:
         val = None if val is test else val  # images to predict, without labels
         no_test = f"{test.labels} has not the columns of {train.labels}"
         test = None
-    return Layout("table", train, val, test=test, no_test=no_test) if train or val else None
+    return Splits("table", train, val, test=test, no_test=no_test) if train or val else None
 
 
 def _first_line(place: Place) -> bytes:
@@ -154,7 +154,7 @@ def _by_name(names: Names, rows: np.ndarray) -> np.ndarray:
 class _Tables(NamedTuple):
     """What the tables of all splits say."""
 
-    layout: Layout
+    layout: Splits
     test: _Part | None
     classes: tuple[str, ...]
     numbers: dict[str, int]  # of the labels
@@ -239,7 +239,8 @@ def _read(path: str, wanted: _Wanted) -> _Tables:
         split: _listed(kept[count * i : count * (i + 1)], numbers, is_multi_label, problems)
         for i, split in enumerate(splits)
     }
-    problems.refuse()
+    if problems.count:
+        problems.refuse(_missing_too(parts))
     if all((some.sizes < 0).all() for some in files.values()):
         raise _none_there(parts, wanted.searches)
     notes = list(dict.fromkeys(part.said for part in parts if part.said))
@@ -301,7 +302,7 @@ def _listed(picked: _Picked, numbers: Mapping[str, int], is_multi_label: bool, p
     return Listed(Names.of(names), labels, ends, sizes)
 
 
-def _parts(layout: Layout, wanted: _Wanted, problems: Problems) -> list[_Part]:
+def _parts(layout: Splits, wanted: _Wanted, problems: Problems) -> list[_Part]:
     """Read every table of train and val once."""
     parts: dict[Path, _Part] = {}
     for split in layouts.SPLITS:
@@ -336,7 +337,7 @@ def _part(split: Split, place: Place, wanted: _Wanted, problems: Problems) -> _P
     return _Part(split, read_table(head, chosen.columns, problems), roots[found.index(max(found))], chosen.said)
 
 
-def _test_part(layout: Layout, parts: Sequence[_Part], wanted: _Wanted) -> _Part | None:
+def _test_part(layout: Splits, parts: Sequence[_Part], wanted: _Wanted) -> _Part | None:
     """Return the table of the test split, which may be one of the others. None without one, or if it cannot be read: no
     training needs it."""
     test = next((part for part in parts if part.has("test")), None)
@@ -348,6 +349,16 @@ def _test_part(layout: Layout, parts: Sequence[_Part], wanted: _Wanted) -> _Part
             return None
         return None if problems.count else test
     return test
+
+
+def _missing_too(parts: Sequence[_Part]) -> str:
+    """Say which listed files do not exist, so that one answer tells all that is wrong; "" if all do, or none."""
+    is_missing = [part.files.sizes < 0 for part in parts]
+    if all(rows.all() for rows in is_missing):
+        return ""
+    pairs = zip(parts, is_missing, strict=True)
+    names = list(dict.fromkeys(part.files.names[i] for part, rows in pairs for i in np.flatnonzero(rows).tolist()))
+    return f"images that do not exist ({len(names)}): {first_of(names)}" if names else ""
 
 
 def _none_there(parts: Sequence[_Part], searches: bool) -> BadData:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
+from xml.parsers import expat
 
 import numpy as np
 
-from sightline.data.formats.coco import Image, Instances, Wrong, refuse
-from sightline.data.formats.voc import MAX_XML_BYTES, Annotation, read_annotation
+from sightline.data.formats.coco import FAULTS, MAX_SIDE, Image, Instances, Wrong, refuse
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations, kept_or_read, of_instances
 from sightline.data.sources.box_images import BoxImages, kind_described, list_files, open_split, sides_of
@@ -25,8 +26,8 @@ from sightline.data.sources.layouts import (
     NAMES,
     SPLITS,
     TEST,
-    Layout,
     Place,
+    Splits,
     is_folder,
     read_description,
     split_folders,
@@ -34,6 +35,7 @@ from sightline.data.sources.layouts import (
     test_folder,
 )
 from sightline.errors import BadData, first_of
+from sightline.files.typed_json import short
 from sightline.parts import Split
 
 _XML_FOLDERS = ("Annotations", "annotations", "xmls", "xml", "labels", "")
@@ -43,6 +45,10 @@ _YEAR = re.compile(r"VOC\d+")
 _LOOKED_AT = 1000  # entries of a folder in which one ends in .xml
 _MAX_LIST_BYTES = 2**28
 _MAX_FIRST_BYTES = 2**16
+MAX_XML_BYTES = 4 * 2**20  # of one image: 10,000 objects
+_LARGEST = 1e9  # pixels
+_MAX_TEXT = 1000  # letters of a name
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
 def detect(path: str) -> bool:
@@ -93,7 +99,7 @@ def _shift(boxes: Sequence[np.ndarray]) -> np.ndarray:
     return np.zeros(4) if from_zero else np.asarray([-1.0, -1.0, 1.0, 1.0])
 
 
-def layout_at(path: str) -> Layout:
+def layout_at(path: str) -> Splits:
     """Return where the splits lie; BadData if there are none."""
     if kind_described(path):
         layout = read_description(path)
@@ -111,7 +117,7 @@ def layout_at(path: str) -> Layout:
     return layout_found
 
 
-def _find(path: Path) -> Layout | None:
+def _find(path: Path) -> Splits | None:
     devkits = [kit / name for kit in (path, path / "VOCdevkit") for name in subfolders(kit) if _YEAR.fullmatch(name)]
     for root in (path, *devkits[:1]) if len(devkits) == 1 else (path,):
         if (place := _place(root)) is None:
@@ -119,24 +125,24 @@ def _find(path: Path) -> Layout | None:
         lists = _split_lists(root / _LISTS)
         if lists and place.labels == root / "Annotations":
             listed = {split: Place(place.images, file) for split, file in lists.items()}
-            return _with_test_list(Layout("voc", listed.get("train"), listed.get("val")), place, root / _LISTS)
+            return _with_test_list(Splits("voc", listed.get("train"), listed.get("val")), place, root / _LISTS)
         folders = split_folders(place.labels or root)
         inner = {split: Place(_same(place.images, f), f) for split, f in folders.items() if _has_xml(f)}
         if "train" not in inner:
-            return Layout("voc", place, None)
+            return Splits("voc", place, None)
         folder = test_folder(place.labels or root)
         test = Place(_same(place.images, folder), folder) if folder and _has_xml(folder) else None
-        return Layout("voc", inner.get("train"), inner.get("val"), test=test)
+        return Splits("voc", inner.get("train"), inner.get("val"), test=test)
     places = {split: found for split, folder in split_folders(path).items() if (found := _place(folder))}
     folder = test_folder(path)
     return (
-        Layout("voc", places.get("train"), places.get("val"), test=_place(folder) if folder else None)
+        Splits("voc", places.get("train"), places.get("val"), test=_place(folder) if folder else None)
         if places
         else None
     )
 
 
-def _with_test_list(layout: Layout, place: Place, lists: Path) -> Layout:
+def _with_test_list(layout: Splits, place: Place, lists: Path) -> Splits:
     """Add the split of a list called test, if any of its images has an annotation: those of a contest have none."""
     file = next((lists / f"{name}.txt" for name in TEST if os.path.isfile(lists / f"{name}.txt")), None)
     if file is None or place.labels is None:
@@ -316,3 +322,119 @@ def _named_image(files: XmlFiles, named: str) -> str:
     """Return the image of this name in any folder, or the name itself if there is none."""
     there = files.by_stem.get(os.path.splitext(named)[0], [])
     return next((image for image in there if os.path.basename(image) == named), named)
+
+
+class Box(NamedTuple):
+    """An object: its class and its edges, as written."""
+
+    name: str
+    edges: tuple[float, float, float, float]  # left, top, right, bottom
+    is_difficult: bool
+
+
+@dataclass
+class Annotation:
+    """One image as its file describes it; a size of 0 is unknown."""
+
+    file: str = ""
+    height: int = 0
+    width: int = 0
+    boxes: list[Box] = field(default_factory=list)
+
+
+def read_annotation(data: bytes, name: str, wrong: Wrong) -> Annotation:
+    """Read a file; objects that are reported to `wrong` are left out. Raises BadData if it is not of this form."""
+    if len(data) > MAX_XML_BYTES:
+        raise BadData(f"{name} has more than the {MAX_XML_BYTES} bytes allowed for one annotation file")
+    reading = _Reading(name)
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartDoctypeDeclHandler = reading.refuse
+    parser.EntityDeclHandler = reading.refuse
+    parser.StartElementHandler = reading.start
+    parser.EndElementHandler = reading.end
+    parser.CharacterDataHandler = reading.text
+    try:
+        parser.Parse(data, True)
+    except (expat.ExpatError, LookupError, ValueError) as error:  # the latter two: an unknown encoding
+        raise BadData(f"{name} is not a whole XML file: {error}; fetch or write it again") from error
+    if reading.root != "annotation":
+        raise BadData(f"{name} holds <{reading.root[:60]}>, expected <annotation> as Pascal VOC has it")
+    found = Annotation(reading.values.get("filename", "").strip())
+    found.height, found.width = (_side(reading.values.get(f"size/{side}", "")) for side in ("height", "width"))
+    for number, values in enumerate(reading.objects, 1):
+        try:
+            found.boxes.append(_box(values))
+        except _WrongObject as error:
+            wrong(error.kind, f"{name}: object {number}", str(error))
+    return found
+
+
+class _WrongObject(Exception):
+    def __init__(self, text: str, kind: str = "unreadable entry"):
+        super().__init__(text)
+        self.kind = kind
+
+
+class _Reading:
+    """The texts of a file by their paths below <annotation>, those of each <object> apart.
+
+    Document types and entities are refused, so that nothing is expanded or fetched; nesting takes no recursion.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.root = ""
+        self.values: dict[str, str] = {}
+        self.objects: list[dict[str, str]] = []
+        self._path: list[str] = []
+
+    def refuse(self, *_: Any) -> None:
+        raise BadData(
+            f"{self.name} declares a document type or an entity, which is not read; remove its <!DOCTYPE ...>"
+        )
+
+    def start(self, tag: str, _: dict[str, str]) -> None:
+        if not self._path:
+            self.root = tag
+        self._path.append(tag)
+        if len(self._path) == 2 and tag == "object":
+            self.objects.append({})
+
+    def end(self, _: str) -> None:
+        self._path.pop()
+
+    def text(self, text: str) -> None:
+        is_object = len(self._path) > 1 and self._path[1] == "object"
+        above = 2 if is_object else 1
+        if above < len(self._path) <= above + 2:
+            values = self.objects[-1] if is_object else self.values
+            key = "/".join(self._path[above:])
+            values[key] = (values.get(key, "") + text)[:_MAX_TEXT]
+
+
+def _side(text: str) -> int:
+    number = _number(text)
+    return int(number) if number is not None and 1 <= number <= MAX_SIDE and number == int(number) else 0
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _box(values: dict[str, str]) -> Box:
+    name = " ".join(values.get("name", "").split())
+    if not name:
+        raise _WrongObject("has no <name>, expected its class")
+    numbers = {edge: _number(values.get(f"bndbox/{edge}", "")) for edge in _EDGES}
+    for edge, number in numbers.items():
+        if number is None:
+            text = short(values.get(f"bndbox/{edge}", "").strip())
+            raise _WrongObject(f"{short(name)} has {edge} {text}, expected a number of pixels")
+        if not abs(number) <= _LARGEST:
+            raise _WrongObject(f"{short(name)} has {edge} {number}, expected a finite number", f"box {FAULTS[1]}")
+    left, top, right, bottom = (float(number or 0) for number in numbers.values())
+    return Box(name, (left, top, right, bottom), values.get("difficult", "").strip() == "1")

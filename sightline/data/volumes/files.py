@@ -14,9 +14,9 @@ import numpy as np
 from sightline.data import decode
 from sightline.data.formats import nifti
 from sightline.data.formats.nifti import Header, Scan
-from sightline.data.inputs import read_bytes
 from sightline.data.sources.layouts import IMAGES
 from sightline.errors import BadSample, first_of
+from sightline.files.image_bytes import read_bytes
 
 SUFFIXES = (".nii.gz", ".nii")
 MASK = "_mask.png"  # the end of a mask that `predict` writes for a 2D image

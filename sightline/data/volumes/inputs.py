@@ -1,6 +1,6 @@
 """Volumes and images given by the user, prepared like the volumes that the network was trained on, one at a time.
 
-For `sightline predict` and `sightline evaluate --labels`; `report/volumes.py` writes the results.
+For `sightline predict` and `sightline evaluate --labels`; `inference/volume_files.py` writes the results.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import BadData
-from sightline.evaluate import nms_in_graph
+from sightline.export import nms_in_graph
 from sightline.export.formats import require
 from sightline.export.served import INPUT, TRACED_BATCH, Runs, Served
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from sightline.errors import BadData, UsageError
-from sightline.evaluate import nms_in_graph
+from sightline.export import nms_in_graph
 from sightline.export.served import TRACED_BATCH, Runs, Served
 from sightline.files.archive import Limits, Packed, packed_chunks, zip_members
 

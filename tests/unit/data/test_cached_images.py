@@ -13,7 +13,6 @@ from PIL import Image
 from sightline import cli
 from sightline import config as configs
 from sightline.config import Run
-from sightline.data import cached_samples
 from sightline.data.classification import ClassificationData
 from sightline.data.loading import cache
 from sightline.data.loading.loader import BadSamples, Loader
@@ -77,7 +76,7 @@ def assert_same(some: list[dict[str, torch.Tensor]], others: list[dict[str, torc
 
 
 def forms(config: ClassificationData) -> tuple[cache.Form, cache.Form]:
-    decoded, encoded = cached_samples.forms(config.open("train", 3).source, keeps_decoded=True)
+    decoded, encoded = config.open("train", 3).forms(keeps_decoded=True)
     return decoded, encoded
 
 

@@ -6,6 +6,7 @@ import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from sightline.data import contents
 from sightline.data.contents import Contents, digests
 from sightline.data.sources import coco as coco_source
 from sightline.data.sources import decathlon, open_source
-from sightline.data.volumes.decathlon import Case, VolumePlan, write_plan
+from sightline.data.volumes.plan import Case, VolumePlan, write_plan
 from sightline.parts import DataSpec
 
 
@@ -206,32 +207,70 @@ def test_the_files_of_a_fingerprint_are_chosen_as_in_every_version(monkeypatch: 
 # Leaks between the splits
 
 
-def of_files(paths: list[Path], fingerprint: str) -> SimpleNamespace:
-    return SimpleNamespace(files=paths, fingerprint=fingerprint)
+class Split(NamedTuple):
+    """The files of a split, of which the first `images` are its samples."""
+
+    files: list[Path]
+    fingerprint: str
+    images: int
+
+    def __len__(self) -> int:
+        return self.images
 
 
-def test_equal_images_of_both_splits_are_a_leak_and_nothing_more_is_read(tmp_path: Path, monkeypatch):
+def leak_of(train: list[Path], val: list[Path], how: str = "sampled", images: int = 10**6) -> str:
+    sets = {"train": Split(train, "a", images), "val": Split(val, "b", images)}
+    seen = Contents(sets, how)
+    assert seen.leak() == "", "nothing was read yet"
+    for split in sets:
+        seen.read(split, how)
+    return seen.leak()
+
+
+def test_equal_images_of_both_splits_are_a_leak(tmp_path: Path):
     paths = {split: [tmp_path / f"{split}{number}.jpg" for number in range(20)] for split in ("train", "val")}
     for split, some in paths.items():
         for number, path in enumerate(some):
             path.write_bytes(b"both" if number == 7 else f"{split}{number}".encode())
-    for split, suffix in (("train", ".npy"), ("val", ".npy")):  # labels of volumes may be alike
-        paths[split].append(tmp_path / f"{split}{suffix}")
+    for split in ("train", "val"):
+        paths[split].append(tmp_path / f"{split}.npy")  # labels of volumes may be alike
         paths[split][-1].write_bytes(b"zeros")
         paths[split].append(tmp_path / f"gone-{split}.jpg")  # neither can be read
-    seen = Contents({split: of_files(some, split) for split, some in paths.items()}, "sampled")
-    assert seen.leak() == "", "nothing was read yet"
-    for split in paths:
-        seen.read(split, "sampled")
-    monkeypatch.setattr(contents, "_digest", None)
     pair = f"{paths['val'][7]} and {paths['train'][7]}"
-    assert seen.leak().startswith(f"1 of 20 validation images that were compared are training images too, e.g. {pair};")
+    text = f"1 of 20 validation images that were compared are training images too, e.g. {pair};"
+    assert leak_of(**paths).startswith(text)
 
 
-def test_splits_that_share_nothing_have_no_leak(many: list[Path]):
-    images = [path.rename(path.with_suffix(".jpg")) for path in many[:600]]
-    for how in ("sampled", "full"):
-        seen = Contents({"train": of_files(images[:400], "a"), "val": of_files(images[400:], "b")}, how)
-        for split in ("train", "val"):
-            seen.read(split, how)
-        assert seen.leak() == ""
+def test_masks_which_come_after_the_images_may_be_alike(tmp_path: Path):
+    names = ["image", "mask"]
+    paths = {split: [tmp_path / f"{split}-{name}.png" for name in names] for split in ("train", "val")}
+    for split, (image, mask) in paths.items():
+        image.write_bytes(split[:2].encode())
+        mask.write_bytes(b"empty")
+    assert leak_of(**paths, images=1) == ""
+    assert leak_of(**paths, images=2).startswith("1 of 2 ")
+
+
+@pytest.mark.parametrize("how", ["sampled", "full"])
+def test_a_few_leaks_among_many_images_are_found(tmp_path: Path, how: str):
+    """Of photos, which are larger than what a fingerprint reads of each."""
+    rng = np.random.default_rng(0)
+    made = []
+    for number in range(600):
+        made.append(tmp_path / f"{number}.jpg")
+        made[-1].write_bytes(rng.bytes(2_000 + number) + bytes(300_000 if number in (5, 6) else 0))
+    val = [shutil.copy(path, tmp_path / f"copy{path.name}") for path in made[5:8]]
+    train, val = made[:400], [*made[400:], *map(Path, val)]
+    assert leak_of(train, val, how).startswith("3 of 203 validation images")
+    assert leak_of(made[:400], made[400:], how) == ""
+
+
+def test_images_of_one_size_are_compared_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made = [tmp_path / f"{number:03}.bmp" for number in range(60)]
+    for number, path in enumerate(made):
+        path.write_bytes(b"%03d" % (number % 30))
+    assert leak_of(made[:30], made[30:]).startswith("30 of 30 ")
+    monkeypatch.setattr(contents, "MOST_COMPARED", 10)
+    assert leak_of(made[:30], made[30:]).startswith("10 of 10 ")
+    monkeypatch.setattr(contents, "MOST_LISTED", 5)
+    assert leak_of(made[:30], made[30:]).startswith("5 of 5 ")

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from sightline import api, config
-from sightline.data import decoder_choice
 from sightline.data.classification import ClassificationData
+from sightline.data.gpu import decoder_choice
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.recipe import store

@@ -297,7 +297,7 @@ def test_auto_says_why_it_is_off(drawn_boxes: Path, tmp_path: Path, monkeypatch)
 
 def test_encoded_images_are_kept_where_decoded_ones_do_not_fit(drawn_boxes: Path, monkeypatch):
     dataset = at(drawn_boxes).open("train", seed=0)
-    decoded, encoded = dataset._forms(keeps_decoded=True)
+    decoded, encoded = dataset.forms(keeps_decoded=True)
     monkeypatch.setattr(cache, "available_bytes", lambda: 2 * decoded.needed - 1)
     with opened(at(drawn_boxes, cache="off")) as plain, opened(at(drawn_boxes, cache="ram")) as loader:
         assert loader.notes[0].startswith("cache ON: 19 encoded images of train need") and encoded.needed > 0

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data.inputs import list_files, read_bytes
+from sightline.data.inputs import list_files
 from sightline.errors import BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
 
 IMAGES = (".jpg", ".png")
 

@@ -15,7 +15,7 @@ from sightline.data.masks import MaskData, dataset
 from sightline.data.masks.pixels import IMAGENET
 from sightline.errors import BadSample, UsageError
 from sightline.hardware import devices
-from sightline.parts import IGNORED
+from sightline.parts import IGNORED, DataSpec
 
 CPU = devices.select("cpu")
 
@@ -254,6 +254,17 @@ def test_a_size_that_differs_from_the_masks_is_told(tmp_path: Path):
 def encoded(pixels: np.ndarray, tmp_path: Path) -> bytes:
     Image.fromarray(pixels).save(tmp_path / "a.png")
     return (tmp_path / "a.png").read_bytes()
+
+
+def test_masks_beside_their_images_are_not_predicted(capsys: pytest.CaptureFixture[str]):
+    names = ["a.jpg", "a_mask.png", "b/c.jpg", "b/c_seg.png", "d_mask.png", "e.png"]
+    spec = DataSpec(("0", "1"), 3, (8, 8), (0.5,), (0.5,))
+    files = {name: Path("/x", name) for name in names}
+    assert list(MaskData().first_files(files, spec)) == ["a.jpg", "b/c.jpg", "d_mask.png", "e.png"]
+    assert "left out 2 masks beside their images, e.g. a_mask.png" in capsys.readouterr().out
+    files = {"x_T2w.png": Path("/x_T2w.png"), "x_T2w_lesion.png": Path("/x_T2w_lesion.png")}
+    assert MaskData().first_files(files, spec) == files
+    assert list(MaskData(mask_pattern="{}_lesion").first_files(files, spec)) == ["x_T2w.png"]
 
 
 def test_a_given_file_comes_with_the_channels_and_bits_of_the_network(tmp_path: Path):

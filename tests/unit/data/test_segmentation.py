@@ -19,7 +19,7 @@ from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.data.segmentation import SegmentationData
 from sightline.data.segmentation.dataset import SegmentationDataset
 from sightline.data.sources.decathlon import folds
-from sightline.data.volumes.decathlon import Case, VolumePlan, spec_of, write_plan
+from sightline.data.volumes.plan import Case, VolumePlan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World

@@ -12,10 +12,10 @@ from together import together
 
 from sightline import config
 from sightline.data.loading.loader import worker_count
+from sightline.engine.setup import set_up
 from sightline.errors import UsageError
 from sightline.hardware import affinity, devices
 from sightline.hardware.affinity import Topology, cores_for, parse_cpus, read_topology
-from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 
 UNIQUE = ("single_unique", "socket_unique_interleaved", "socket_unique_continuous")

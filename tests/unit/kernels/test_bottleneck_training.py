@@ -11,13 +11,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
+from sightline.engine.model import build_model
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.kernels import bottleneck
 from sightline.models.resnet import Bottleneck, ResNetConfig
 from sightline.parts import Batch, Bound, Dataset, DataSpec, ModelConfig
 from sightline.tasks.classification import Classification
-from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState

@@ -6,8 +6,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sightline import config, kernels
+from sightline.engine.setup import set_up
 from sightline.hardware import devices
-from sightline.hardware.setup import set_up
 from sightline.kernels import batch_norm, instance_norm, stem, stem_tail
 
 

@@ -23,15 +23,24 @@ def own_data():
     del sys.modules["own_data"]
 
 
-def test_masks_are_scored_as_by_torchmetrics(own_data, tmp_path):
+@pytest.mark.parametrize("ignored", [0, 40])
+def test_masks_are_scored_as_by_torchmetrics(own_data, tmp_path, ignored):
     masks = np.random.default_rng(0).integers(0, 3, (2, 20, 12), dtype=np.uint8)  # one image
+    masks[0].flat[:ignored] = 255
     for folder, name, mask in zip(("truth", "seen"), ("a.png", "a_mask.png"), masks, strict=True):
         (tmp_path / folder).mkdir()
         Image.fromarray(mask).save(tmp_path / folder / name)
-    truth, seen = torch.from_numpy(masks).long()
+    truth, seen = torch.from_numpy(masks.reshape(2, -1)[:, ignored:]).long()
     dice = dice_score(seen[None], truth[None], 3, include_background=False, average="macro", input_format="index")
     expected = {"miou": MulticlassJaccardIndex(3)(seen, truth).item(), "dice": dice.item()}
     assert own_data.overlap(tmp_path / "truth", tmp_path / "seen") == pytest.approx(expected)
+
+
+def test_255_beside_0_alone_is_a_class(own_data, tmp_path):
+    for folder, name, value in (("truth", "a.png", 255), ("seen", "a_mask.png", 0)):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(np.array([[0, 0, 255, value]], np.uint8)).save(tmp_path / folder / name)
+    assert own_data.overlap(tmp_path / "truth", tmp_path / "seen") == pytest.approx({"miou": 7 / 12, "dice": 2 / 3})
 
 
 def test_a_loop_waits_for_the_run_whose_time_it_has(own_data, tmp_path):

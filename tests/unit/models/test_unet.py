@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sightline.data.volumes.decathlon import spec_of
+from sightline.data.volumes.plan import spec_of
 from sightline.errors import UsageError
 from sightline.hardware.devices import lay_channels_last
 from sightline.models import unet

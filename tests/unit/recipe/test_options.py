@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 
+from sightline.commands.launch_hosts import LaunchOptions
 from sightline.data.prepare.coco import CocoOptions
 from sightline.data.prepare.convert import ConvertOptions
 from sightline.data.prepare.decathlon import DecathlonOptions
@@ -17,7 +18,6 @@ from sightline.data.prepare.imagenet import ImagenetOptions
 from sightline.data.prepare.shapes import ShapesOptions
 from sightline.data.prepare.static import StaticOptions
 from sightline.errors import UsageError
-from sightline.hardware.launch.command import LaunchOptions
 from sightline.measure.benchmark import BenchmarkOptions
 from sightline.recipe.options import parse_options, split_options
 

@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from sightline.parts import Scores
 from sightline.report import refresh
+from sightline.report.live import LivePage
 from sightline.report.refresh import Refresh
 from sightline.runs.log import RunLog
+from sightline.runs.page import Shown
 from sightline.runs.screen import RunSize, Screen
 
 SIZE = RunSize(2, 20, 10, is_limit=False)
@@ -19,7 +22,7 @@ SIZE = RunSize(2, 20, 10, is_limit=False)
 @pytest.fixture
 def log(tmp_path: Path):
     """The log of a run at work, whose page may be written at any time."""
-    log = RunLog(tmp_path / "run", Screen("off"), has_report=True)
+    log = RunLog(tmp_path / "run", Screen("off"), page=LivePage)
     log.folder.write("config.yaml", "recipe: r\ntrain:\n  epochs: 2\n")
     log.event("start", step=0)
     yield log
@@ -33,15 +36,15 @@ def left_behind(folder: Path) -> list[str]:
 def test_a_short_run_starts_no_process(log: RunLog):
     log.training(0, 1, SIZE, {"loss": 2.0})
     log.scores(Scores({"top1": 0.5}, {}, []), "scores.json", epoch=1, step=1)
-    assert log._page._child is None and not (log.folder.path / "report.html").exists()
+    assert log.page._child is None and not (log.folder.path / "report.html").exists()
 
 
 def test_scores_of_a_long_run_refresh_the_page(log: RunLog, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(refresh, "EVERY_S", 0)
     log.scores(Scores({"top1": 0.5}, {}, []), "scores.json", is_best=True, epoch=1, step=1)
-    child = log._page._child
+    child = log.page._child
     log.training(0, 2, SIZE, {"loss": 2.0})
-    assert log._page._child is child  # one at a time
+    assert log.page._child is child  # one at a time
     assert child.wait(30) == 0
     text = (log.folder.path / "report.html").read_text()
     assert (
@@ -51,13 +54,13 @@ def test_scores_of_a_long_run_refresh_the_page(log: RunLog, monkeypatch: pytest.
     )
     monkeypatch.setattr(refresh, "EVERY_S", 1e6)
     log.training(0, 3, SIZE, {"loss": 2.0})
-    assert log._page._child is child  # too early for another
+    assert log.page._child is child  # too early for another
 
 
 def test_the_end_of_a_run_ends_the_process_and_leaves_nothing(log: RunLog, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(refresh, "EVERY_S", 0)
     log.training(0, 1, SIZE, {"loss": 2.0})
-    child = log._page._child
+    child = log.page._child
     log.close(0, "finished")
     assert child.poll() is not None and not left_behind(log.folder.path)
 
@@ -70,7 +73,7 @@ def test_the_process_imports_nothing_from_the_current_folder_or_the_run(log: Run
     monkeypatch.chdir(run)
     monkeypatch.setattr(refresh, "EVERY_S", 0)
     log.training(0, 1, SIZE, {"loss": 2.0})
-    assert log._page._child.wait(60) == 0
+    assert log.page._child.wait(60) == 0
     assert "running when this was written" in (run / "report.html").read_text()
     assert not (run / "ran").exists()
 
@@ -88,9 +91,9 @@ def test_a_page_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: 
 
 
 def test_a_rank_that_is_not_the_first_and_an_evaluation_write_no_page(tmp_path: Path):
-    second = RunLog(tmp_path / "a", Screen("off", 1), 1, has_report=True)
+    second = RunLog(tmp_path / "a", Screen("off", 1), 1, page=LivePage)
     for number, log in enumerate((second, RunLog(tmp_path / "b", Screen("off"), attempt=None))):
-        assert log._page is None, number
+        assert log.page is None, number
         log.release()
 
 
@@ -105,10 +108,12 @@ def test_the_process_imports_no_torch_and_gives_way_to_every_other(log: RunLog):
 
 
 def test_samples_that_cannot_be_drawn_do_not_end_the_run(log: RunLog):
-    def draw(scores: Scores) -> dict:
-        raise AssertionError("a task of one's own")
+    class Broken(LivePage):
+        def evaluated(self, shown: Shown, scores: Scores) -> dict:
+            raise AssertionError("a task of one's own")
 
-    log.draw = draw
+    log.page = Broken(log.folder.path)
+    log.show(Shown(*[None] * len(fields(Shown))))
     log.scores(Scores({"top1": 0.5}, {}, []), "scores.json", is_best=True, epoch=1, step=1)
     times = {"running_s": 1.0, "wall_s": 1.0}
     log.finished("done", 1, 1, times, times)  # short runs draw at their end

@@ -5,10 +5,11 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from sightline.parts import DataSpec, Finding, SeenSample
-from sightline.report.draw import GROUND, colour_of
+from sightline.drawing.findings import GROUND, colour_of
+from sightline.drawing.slices import outline_colour
+from sightline.parts import DataSpec, Finding
+from sightline.report.by_task import SeenSample, seen
 from sightline.report.samples import Drawn, pixels_of, sheet
-from sightline.report.slices import outline_colour
 from sightline.tasks.classification import Classification, MultiLabel
 from sightline.tasks.detection import Detection
 from sightline.tasks.segmentation import Segmentation
@@ -22,24 +23,23 @@ def shares(samples: list[SeenSample]) -> list[dict[str, float]]:
 
 def test_mixed_labels_have_their_shares():
     batch = {"image": torch.zeros(3, 3, 4, 4), "label": torch.tensor([0, 1, 1]), "mix": torch.tensor(0.7)}
-    task = Classification(label_smoothing=0.1)
-    assert shares(task.seen(batch, SPEC)) == [{"cat": 0.7, "dog": 0.3}, {"dog": 0.7, "cat": 0.3}, {"dog": 1.0}]
+    task = Classification()
+    assert shares(seen(task, batch, SPEC)) == [{"cat": 0.7, "dog": 0.3}, {"dog": 0.7, "cat": 0.3}, {"dog": 1.0}]
     batch["partner"], batch["mix"] = torch.tensor([2, 1, 0]), torch.tensor([0.25, 0.5, 1.0])
-    assert shares(task.seen(batch, SPEC)) == [{"dog": 0.75, "cat": 0.25}, {"dog": 1.0}, {"dog": 1.0}]
+    assert shares(seen(task, batch, SPEC)) == [{"dog": 0.75, "cat": 0.25}, {"dog": 1.0}, {"dog": 1.0}]
     batch["label_share"] = torch.tensor(0.9)  # cutmix: the share of the label, not of the pixels outside of the box
-    assert shares(task.seen(batch, SPEC))[0] == {"cat": 0.9, "dog": 0.1}
-    assert task.label_note() == "label smoothing 0.1" and Classification().label_note() == ""
+    assert shares(seen(task, batch, SPEC))[0] == {"cat": 0.9, "dog": 0.1}
 
 
 def test_several_labels_and_none():
     batch = {"image": torch.zeros(2, 3, 4, 4), "label": torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=torch.uint8)}
-    assert shares(MultiLabel().seen(batch, SPEC)) == [{"cat": 1.0, "owl": 1.0}, {}]
+    assert shares(seen(MultiLabel(), batch, SPEC)) == [{"cat": 1.0, "owl": 1.0}, {}]
 
 
 def test_boxes_without_padding():
     boxes = torch.tensor([[[0.1, 0.2, 0.3, 0.4], [0.0, 0.0, 0.0, 0.0]]])
     batch = {"image": torch.zeros(1, 3, 4, 4), "boxes": boxes, "labels": torch.tensor([[2, 0]])}
-    [sample] = Detection().seen(batch, DataSpec(("a", "b"), 3, (4, 4), SPEC.mean, SPEC.std, (7, 9)))
+    [sample] = seen(Detection(), batch, DataSpec(("a", "b"), 3, (4, 4), SPEC.mean, SPEC.std, (7, 9)))
     [label] = sample.labels
     assert (label.name, label.class_id) == ("b", 9) and label.box == pytest.approx((0.2, 0.1, 0.4, 0.3))
 
@@ -49,9 +49,9 @@ def test_a_volume_is_seen_by_its_middle_slice_or_the_one_with_most_labels():
     label[0, 2, 0, 0] = label[0, 4] = 1  # the middle one has some
     label[1, 1, 0, 0] = label[1, 3, 0] = 1
     image = torch.arange(5.0)[None, None, :, None, None].expand(3, 2, 5, 4, 4)
-    seen = Segmentation().seen({"image": image, "label": label}, SPEC)
-    assert [sample.note for sample in seen] == ["slice 2", "slice 3", "slice 2"]
-    assert [sample.image[0, 0, 0] for sample in seen] == [2, 3, 2] and seen[1].mask.sum() == 4
+    drawn = seen(Segmentation(), {"image": image, "label": label}, SPEC)
+    assert [sample.note for sample in drawn] == ["slice 2", "slice 3", "slice 2"]
+    assert [sample.image[0, 0, 0] for sample in drawn] == [2, 3, 2] and drawn[1].mask.sum() == 4
 
 
 def test_the_normalisation_is_undone():

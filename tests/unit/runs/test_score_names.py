@@ -1,7 +1,8 @@
 """Scores as people read them: recall and AP of a class, every number once, columns below their names."""
 
+from sightline.overview import score_text
 from sightline.parts import Scores
-from sightline.runs import score_names, score_text
+from sightline.runs import score_names
 
 
 def test_a_class_has_recall_and_ap_where_all_samples_have_accuracy_and_map():

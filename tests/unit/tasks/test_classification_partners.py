@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from sightline.data.augment.classification import CUT_KEYS, mix, partner_of
 from sightline.data.classification import ClassificationData
 from sightline.errors import UsageError
-from sightline.evaluate.topk import TopK
+from sightline.metrics.topk import TopK
 from sightline.tasks.classification import Classification
 from sightline.train.step import _split
 

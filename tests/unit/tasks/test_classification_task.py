@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sightline.errors import UsageError
-from sightline.evaluate.topk import TopK
+from sightline.metrics.topk import TopK
 from sightline.parts import DataSpec
 from sightline.tasks.classification import Classification
 

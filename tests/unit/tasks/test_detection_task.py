@@ -9,7 +9,8 @@ from torch import nn
 
 from sightline.boxes import decode, encode
 from sightline.errors import UsageError
-from sightline.evaluate.coco_map import CocoMap
+from sightline.inference.by_task import boxes_in
+from sightline.metrics.coco_map import CocoMap
 from sightline.models.anchors import default_boxes
 from sightline.parts import DataSpec, PredictOptions
 from sightline.tasks.detection import Detection
@@ -238,9 +239,9 @@ def test_predict_shows_what_is_asked_for_beyond_the_limits_of_evaluation():
     spec = DataSpec(tuple("abcde"), 3, (8, 8), (), ())
     task = Detection(score_threshold=0.3, candidates=20, per_image=10)
     shown = task.showing(PredictOptions(top=400, threshold=0.0))
-    found = shown.findings(shown.predict(model, batch), spec, 400, 0.0)
+    found = boxes_in(shown.predict(model, batch), spec, 400, 0.0)
     free = Detection(score_threshold=0.0, candidates=10_000, per_image=10_000)
-    assert found == free.findings(free.predict(model, batch), spec, 400, 0.0)
+    assert found == boxes_in(free.predict(model, batch), spec, 400, 0.0)
     assert min(map(len, found)) > 50 and min(each[-1].score for each in found) < 0.3
     for options in (PredictOptions(), PredictOptions(top=3, threshold=0.5)):
         assert task.showing(options) == task

@@ -10,7 +10,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sightline.inference.by_task import results
 from sightline.parts import IGNORED, DataSpec, PredictOptions
+from sightline.report.by_task import seen, tiles
 from sightline.tasks.config import MaskConfig
 
 SPEC = DataSpec(("ground", "road", "car"), 3, (16, 16), (0.5,) * 3, (0.25,) * 3, (0, 128, 255))
@@ -114,18 +116,18 @@ def test_a_row_that_could_not_be_read_does_no_harm():
 @torch.no_grad()
 def test_the_worst_images_are_drawn_beside_their_masks():
     task, model, batch = MaskConfig().build(), Pointwise(), batch_of([(16, 16), (9, 12)])
-    drawn = task.draw(batch, lambda: task.predict(model, batch), SPEC, 2)
-    tiles = {name: Image.open(io.BytesIO(base64.b64decode(text))) for name, text in drawn[1].items()}
-    assert list(tiles) == ["image", "truth", "prediction"]
-    assert {tile.size for tile in tiles.values()} == {(240, 180)}, "without its padding"
-    assert list(task.drawn_colours(SPEC)) == ["road", "car"]
+    drawn = tiles(task, batch, lambda: task.predict(model, batch), SPEC, 2)
+    shown = {name: Image.open(io.BytesIO(base64.b64decode(text))) for name, text in drawn.drawings[1].items()}
+    assert list(shown) == ["image", "truth", "prediction"]
+    assert {tile.size for tile in shown.values()} == {(240, 180)}, "without its padding"
+    assert list(drawn.colours) == ["road", "car"]
 
 
 @torch.no_grad()
 def test_results_are_masks_of_numbers_of_classes():
     task, model, batch = MaskConfig().build(), Pointwise(), batch_of([(16, 16), (9, 12)])
     found = task.predict(model, batch)
-    [result] = task.results([None, "b.png"], found, batch, SPEC, PredictOptions(probabilities=True))
+    [result] = results(task, [None, "b.png"], found, batch, SPEC, PredictOptions(probabilities=True))
     assert result.file == "b.png" and result.mask.shape == (9, 12) and result.mask.dtype == np.uint8
     expected = model.layer(batch["image"])[1, :, :9, :12]
     assert np.array_equal(result.mask, expected.argmax(0).numpy())
@@ -135,6 +137,6 @@ def test_results_are_masks_of_numbers_of_classes():
 
 def test_pixels_that_do_not_count_are_seen_as_the_first_class():
     batch = batch_of([(16, 16), (9, 12)])
-    first, second = MaskConfig().build().seen(batch, SPEC)
+    first, second = seen(MaskConfig().build(), batch, SPEC)
     assert np.array_equal(first.mask, batch["label"][0].numpy())
     assert second.mask.max() < 3 and not second.mask[9:].any()

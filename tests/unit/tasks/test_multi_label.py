@@ -1,11 +1,13 @@
 """The loss of several labels per image against torch, with smoothing and mixed images; what is found in an image."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from sightline.inference.by_task import classes_in, results
 from sightline.parts import DataSpec, PredictOptions
 from sightline.tasks.classification import Classification, MultiLabel
 
@@ -60,28 +62,28 @@ def test_checkpoints_of_other_data_stay_as_they_were():
 
 def test_every_class_above_one_half_is_found():
     logits = torch.tensor([[2.0, -1.0, 0.5], [-1.0, -2.0, -3.0]])
-    first, second = MultiLabel().findings({"logits": logits}, SPEC, None, None)
+    first, second = classes_in({"logits": logits}, SPEC, None, None)
     assert [(each.name, each.class_id) for each in first] == [("ant", 0), ("cat", 2)] and second == []
     assert first[0].score == pytest.approx(torch.tensor(2.0).sigmoid().item())
-    [lower, _] = MultiLabel().findings({"logits": logits}, SPEC, None, 0.2)
+    [lower, _] = classes_in({"logits": logits}, SPEC, None, 0.2)
     assert [each.name for each in lower] == ["ant", "cat", "bee"]
-    assert [len(found) for found in MultiLabel().findings({"logits": logits}, SPEC, 1, 0.0)] == [1, 1]
+    assert [len(found) for found in classes_in({"logits": logits}, SPEC, 1, 0.0)] == [1, 1]
 
 
 def test_python_gets_the_probability_of_every_class_and_those_that_an_image_has():
     logits = torch.tensor([[3.0, -1.0, 0.5], [-3.0, -2.0, -4.0], [0.0, 0.0, 0.0]])
     names = ["a.jpg", "b.jpg", None]  # the last is padding
-    found = MultiLabel().results(names, {"logits": logits}, {}, SPEC, PredictOptions())
+    found = results(MultiLabel(), names, {"logits": logits}, {}, SPEC, PredictOptions())
     assert [each.file for each in found] == ["a.jpg", "b.jpg"]
     assert [each.labels for each in found] == [(SPEC.classes[0], SPEC.classes[2]), ()]
     for each, row in zip(found, logits, strict=False):
         expected = dict(zip(SPEC.classes, row.sigmoid().tolist(), strict=True))
         assert each.probabilities == expected and each.probability == max(expected.values()) == expected[each.label]
-    [lower, _] = MultiLabel().results(names, {"logits": logits}, {}, SPEC, PredictOptions(threshold=0.2))
+    [lower, _] = results(MultiLabel(), names, {"logits": logits}, {}, SPEC, PredictOptions(threshold=0.2))
     assert len(lower.labels) == 3
 
 
 def test_scores_that_are_not_numbers_name_no_class():
     nothing = {"logits": torch.full((1, 3), torch.nan)}
-    [found] = Classification().results(["a.jpg"], nothing, {}, SPEC, PredictOptions())
+    [found] = results(Classification(), ["a.jpg"], nothing, {}, replace(SPEC, multi_label=False), PredictOptions())
     assert (found.label, found.probabilities, found.labels) == ("", {}, ()) and math.isnan(found.probability)

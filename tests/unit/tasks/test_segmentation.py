@@ -13,7 +13,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from sightline.errors import UsageError
 from sightline.hardware.world import World
 from sightline.parts import DataSpec
-from sightline.report.beside import masks_beside
+from sightline.report.by_task import tiles
+from sightline.report.tiles import masks_beside
 from sightline.tasks.segmentation import Segmentation
 
 CPU = torch.device("cpu")
@@ -252,8 +253,8 @@ def test_a_volume_is_drawn_where_most_voxels_inside_it_are_wrong(extents, worst:
     batch = {"image": image, "label": label}
     if extents:
         batch["extent"] = torch.tensor([*extents, [4, 6, 5]])
-    drawn = Segmentation().draw(batch, lambda: {"classes": found}, DataSpec(("a", "b"), 2, (6, 5), (), ()), 2)
-    assert drawn == [
+    drawn = tiles(Segmentation(), batch, lambda: {"classes": found}, DataSpec(("a", "b"), 2, (6, 5), (), ()), 2)
+    assert drawn.drawings == [
         masks_beside(*(each[volume, plane].numpy() for each in (image[:, 0], label, found)))
         for volume, plane in enumerate(worst)
     ]

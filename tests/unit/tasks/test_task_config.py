@@ -10,7 +10,7 @@ from sightline.tasks.classification import Classification, MultiLabel
 from sightline.tasks.config import ClassificationConfig, DetectionConfig, SegmentationConfig
 
 SPEC = DataSpec(("a", "b"), 3, (8, 8), (0.5,) * 3, (0.5,) * 3)
-ABOUT = ("headline", "drawn", "peers", "batch_loss", "activation", "decodes")
+ABOUT = ("headline", "drawn", "peers", "batch_loss", "activation")
 CONFIGS = [
     ClassificationConfig(label_smoothing=0.2),
     DetectionConfig(lineage="mlperf", per_image=7),

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from sightline import config
+from sightline.engine import checkpoint
 from sightline.errors import BadCheckpoint, UsageError
-from sightline.train import checkpoint
 from sightline.train.averaging import Ema, average_checkpoints
 from sightline.train.schedules import RunLength
 

@@ -13,13 +13,13 @@ from torch import nn
 
 from sightline import api
 from sightline.data.loading.order import TrainOrder
+from sightline.engine import checkpoint
+from sightline.engine.model import build_model, head_of
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.parts import DataSpec, ModelConfig
-from sightline.train import checkpoint
 from sightline.train.config import TrainConfig
-from sightline.train.model import build_model, head_of
 from sightline.train.optimizers import FIELDS_OF_KIND, OptimizerConfig
 from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState

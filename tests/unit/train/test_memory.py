@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from sightline import config
+from sightline.engine.model import build_model
 from sightline.errors import OutOfMemory
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.parts import DataSpec
 from sightline.train import memory
-from sightline.train.model import build_model
 from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sightline import api, config
+from sightline.engine import checkpoint
 from sightline.errors import UsageError
 from sightline.recipe import store
-from sightline.train import checkpoint
 
 TINY = """--data.path=synthetic:classes=4,samples=32,size=24 --data.classes=4 --data.size=24 --data.eval-size=24
 --data.eval-resize=24 --model.width=4 --train.global-batch=8 --train.epochs=1 --train.precision=fp32

@@ -9,8 +9,8 @@ import pytest
 
 from sightline import api
 from sightline.config import Run
+from sightline.engine import checkpoint
 from sightline.errors import UsageError
-from sightline.train import checkpoint
 
 # Epochs of three steps.
 TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24

@@ -12,6 +12,7 @@ from sightline.hardware.world import World
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import batch_size, start
+from sightline.train.session import Session
 
 NATIVE = replace(devices.select("cpu"), has_bf16=lambda: True)
 EMULATES = replace(devices.select("cpu"), has_bf16=lambda: False)
@@ -36,8 +37,9 @@ def settled(tmp_path: Path, capsys, monkeypatch):
         recipe, run = config.load("demo_classification", [*typed, f"--run.out={tmp_path}"])
         if OWN_BF16 in flags:
             recipe = replace(recipe, train=replace(recipe.train, precision="bf16"))
-        found = start.settle(recipe, run, device, World(), RunLog(tmp_path, Screen(), attempt=None))
-        return found.train, capsys.readouterr().out
+        log = RunLog(tmp_path, Screen(), attempt=None)
+        found = start.settle(Session(recipe, run, device, World(), log))
+        return found.recipe.train, capsys.readouterr().out
 
     return settle
 

@@ -11,13 +11,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from sightline.config import Recipe, Run, TrainConfig
+from sightline.engine.model import build_model
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.precision import LossScale
 from sightline.hardware.world import World
 from sightline.parts import Bound, DataConfig, Dataset, DataSpec, Loss, ModelConfig
 from sightline.tasks.classification import Classification
-from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState

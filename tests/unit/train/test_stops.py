@@ -16,14 +16,14 @@ from torch import nn
 
 from sightline import api, config
 from sightline.config import Recipe, Run, TrainConfig
+from sightline.engine import checkpoint
+from sightline.engine.progress import TrainProgress
 from sightline.errors import Diverged, UsageError
-from sightline.evaluate.topk import TopK
+from sightline.metrics.topk import TopK
 from sightline.parts import Batch, DataSpec, Loss, ModelConfig, Scores
 from sightline.runs.folder import BEST_SCORES
 from sightline.runs.screen import Screen
 from sightline.tasks.classification import Classification
-from sightline.train import checkpoint
-from sightline.train.progress import TrainProgress
 from sightline.train.schedules import ScheduleConfig
 
 # Four epochs of three steps.

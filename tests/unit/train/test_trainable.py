@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from sightline import api
 from sightline.data.loading.order import TrainOrder
+from sightline.engine import checkpoint
+from sightline.engine.model import choose_trainable
 from sightline.errors import UsageError
-from sightline.train import checkpoint
-from sightline.train.model import choose_trainable
 
 TINY = """--model.width=4 --data.path=synthetic:classes=4,samples=24,size=24 --data.classes=4 --data.size=24
 --data.eval-resize=24 --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32

@@ -15,9 +15,9 @@ import numpy as np
 
 from sightline.data.prepare.decathlon.raw import RawCase
 from sightline.data.processes import over_processes
-from sightline.data.volumes.decathlon import PLAN, Case, Mode, Triple, read_case
 from sightline.data.volumes.files import read_label, read_scan
 from sightline.data.volumes.geometry import close_gaps, fit_patch, new_shape, prepare_image, prepare_label
+from sightline.data.volumes.plan import PLAN, Case, Mode, Triple, read_case
 from sightline.data.writing.pieces import Journal, Written
 from sightline.errors import BadSample
 from sightline.files.whole import check_room, written_whole

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from sightline import terminal
-from sightline.data.volumes.decathlon import TASKS
+from sightline.data.volumes.plan import TASKS
 from sightline.errors import UsageError
 from sightline.files.download import Expected, check_url, fetch, fetch_by_name
 from sightline.files.whole import check_room, nearest

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sightline.data.formats.nifti import Header
 from sightline.data.sources.layouts import contents, subfolders
-from sightline.data.volumes.decathlon import TASKS, Mode, is_plain_name
 from sightline.data.volumes.files import SAME_PLACE_VOXELS, apart, read_header, read_label_header
-from sightline.data.volumes.raw import JSON, Raw, is_raw
+from sightline.data.volumes.layouts import JSON, Raw, is_raw
+from sightline.data.volumes.plan import TASKS, Mode, is_plain_name
 from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.files.archive import BadArchive, Limits, extract
 from sightline.files.whole import refuse_link, replace_text

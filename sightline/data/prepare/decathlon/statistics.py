@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data.prepare.decathlon.raw import RawCase
-from sightline.data.volumes.decathlon import Ct, Patch, make_spec
 from sightline.data.volumes.files import read_label, read_scan
 from sightline.data.volumes.geometry import foreground_box, is_anisotropic
+from sightline.data.volumes.plan import Ct, Patch, make_spec
 from sightline.errors import BadData, BadSample
 from sightline.parts import DataSpec
 

@@ -15,7 +15,7 @@ from sightline.data.prepare.decathlon.cases import groups
 from sightline.data.prepare.decathlon.raw import RawCase, list_cases, refuse
 from sightline.data.processes import over_processes
 from sightline.data.volumes.files import case_name, read_header, read_label, read_scan
-from sightline.data.volumes.raw import JSON, MAX_CLASSES, Raw
+from sightline.data.volumes.layouts import JSON, MAX_CLASSES, Raw
 from sightline.data.writing.pieces import NOTES
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.typed_json import read_json

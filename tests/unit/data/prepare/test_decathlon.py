@@ -19,9 +19,9 @@ from sightline.data.prepare.decathlon import cases as _decathlon_cases
 from sightline.data.prepare.decathlon import statistics as _decathlon_statistics
 from sightline.data.prepare.decathlon.raw import list_cases
 from sightline.data.sources import open_volumes
-from sightline.data.volumes.decathlon import read_plan, spec_of
 from sightline.data.volumes.geometry import Geometry, to_original
-from sightline.data.volumes.raw import read_raw
+from sightline.data.volumes.layouts import read_raw
+from sightline.data.volumes.plan import read_plan, spec_of
 from sightline.errors import BadData, SightlineError, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).with_name("decathlon_folders.py")))

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from sightline.data.prepare.decathlon import DecathlonOptions, prepare
-from sightline.data.volumes.decathlon import read_plan
+from sightline.data.volumes.plan import read_plan
 from sightline.errors import BadData, SightlineError, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).with_name("raw_layouts.py")))

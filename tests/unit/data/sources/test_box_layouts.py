@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.data.formats import voc as voc_format
 from sightline.data.sources import SourceOptions, open_boxes, voc
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.plain_yaml import to_text
@@ -274,8 +273,8 @@ def test_difficult_objects_are_crowds_and_parts_are_no_objects():
       <object><name> big  dog </name><difficult>1</difficult><bndbox><xmin>1</xmin><ymin>2.5</ymin><xmax>9</xmax>
       <ymax>20</ymax></bndbox><part><name>head</name><bndbox><xmin>3</xmin><ymin>3</ymin><xmax>4</xmax><ymax>4</ymax>
       </bndbox></part></object></annotation>"""
-    found = voc_format.read_annotation(text, "a.xml", pytest.fail)
-    assert found == voc_format.Annotation("", 40, 50, [voc_format.Box("big dog", (1, 2.5, 9, 20), True)])
+    found = voc.read_annotation(text, "a.xml", pytest.fail)
+    assert found == voc.Annotation("", 40, 50, [voc.Box("big dog", (1, 2.5, 9, 20), True)])
 
 
 @pytest.mark.parametrize(
@@ -284,7 +283,7 @@ def test_difficult_objects_are_crowds_and_parts_are_no_objects():
 )
 def test_a_side_that_cannot_be_is_left_to_the_image(text: str, side: int):
     xml = f"<annotation><size><width>{text}</width><height>40</height></size></annotation>"
-    found = voc_format.read_annotation(xml.encode(), "a.xml", pytest.fail)
+    found = voc.read_annotation(xml.encode(), "a.xml", pytest.fail)
     assert (found.height, found.width) == (40, side)
 
 

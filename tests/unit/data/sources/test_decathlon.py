@@ -14,7 +14,7 @@ import pytest
 from sightline.data.segmentation import SegmentationData
 from sightline.data.sources import open_volumes
 from sightline.data.sources.decathlon import describe_found, folds, found_fields
-from sightline.data.volumes.decathlon import TASKS, Case, VolumePlan, read_plan, spec_of, write_plan
+from sightline.data.volumes.plan import TASKS, Case, VolumePlan, read_plan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.parts import DataFacts, DataSpec
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import runpy
 import shutil
 from pathlib import Path
@@ -161,6 +162,20 @@ def test_coco_masks_are_those_of_pycocotools(shared_data, tmp_path, split, capsy
                 crowds += each["iscrowd"]
             assert np.array_equal(source.mask(index), expected)
     assert crowds
+
+
+def test_categories_of_one_name_are_one_class(data, tmp_path):
+    """Roboflow lists its project as a category too, which may be called like a class of it."""
+    LAYOUTS["coco"](data, tmp_path)
+    before = opened(tmp_path)
+    for file in (tmp_path / "annotations").iterdir():
+        content = json.loads(file.read_text())
+        content["categories"].insert(0, {"id": 0, "name": CLASSES[2], "supercategory": "none"})
+        file.write_text(json.dumps(content))
+    after = opened(tmp_path)
+    assert after.classes == ("background", CLASSES[2], CLASSES[1], CLASSES[3])
+    for index in range(len(before)):
+        assert np.array_equal(after.mask(index), np.asarray([0, 2, 1, 3])[before.mask(index)])
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
@@ -343,6 +358,34 @@ def test_names_of_masks(tmp_path, image, mask, pattern, folders):
         assert np.array_equal(source.mask(index), masks[stem])
 
 
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("original_image", "segmentation_image"),  # lisawen0707/soybean
+        ("frames", "frames_gt"),
+        ("image_2", "semantic masks"),
+        ("CXR_png", "ManualMask"),
+    ],
+)
+def test_other_names_of_folders(tmp_path, folders):
+    write(tmp_path, some(0, 1, 2), folders)
+    (tmp_path / "notes").mkdir()
+    source = opened(tmp_path, "val", split="all")
+    assert (
+        len(source) == 5
+        and (source.place.images.name, source.place.labels.name) == folders
+        and source.values == (0, 1, 2)
+    )
+
+
+@pytest.mark.parametrize("third", ["old_masks", "frames2"])
+def test_folders_that_may_be_either_are_refused(tmp_path, third):
+    write(tmp_path, some(0, 1), ("frames", "frames_gt"))
+    write(tmp_path, some(0, 1), (third, third))
+    with pytest.raises(UsageError, match="holds images with a label.*`kind: masks` that names folders"):
+        opened(tmp_path)
+
+
 def test_cityscapes(tmp_path):
     for split in ("train", "val"):
         images, masks = tmp_path / "leftImg8bit" / split / "bonn", tmp_path / "gtFine" / split / "bonn"
@@ -504,7 +547,9 @@ def test_colours_that_a_table_lacks(tmp_path):
     colours = np.asarray([(0, 0, 0), (255, 0, 0), (0, 1, 255)], np.uint8)
     write(tmp_path, {name: colours[mask] for name, mask in some(0, 1, 2).items()})
     (tmp_path / "class_dict.csv").write_text("name,r,g,b\nsky,0,0,0\ntree,255,0,0\n")
-    with pytest.raises(BadData, match=r"class_dict.csv lacks the colours #0001ff"):
+    with pytest.raises(
+        BadData, match=r"class_dict.csv lacks the colours #0001ff; .* \(images: x0.png, x1.png and 3 more\)"
+    ):
         opened(tmp_path)
 
 
@@ -515,7 +560,20 @@ def test_values_that_only_a_test_split_has(data, tmp_path):
     mask[0, 0] = 9
     Image.fromarray(mask).save(file)
     assert opened(tmp_path).values == (0, 1, 2, 3)
-    with pytest.raises(BadData, match="unknown values: .*has the values 9, which no mask of train and val has"):
+    with pytest.raises(
+        BadData, match=r"unknown values: .*the values 9, which no mask of train and val has \(test_0.png\)"
+    ):
+        opened(tmp_path, "test")
+
+
+def test_colours_that_only_a_test_split_has(data, tmp_path):
+    LAYOUTS["named_folders"](data, tmp_path)
+    file = tmp_path / "test_labels" / "test_1_L.png"
+    mask = np.array(Image.open(file))
+    mask[0, :2] = (2, 2, 0), (2, 3, 0)
+    Image.fromarray(mask).save(file)
+    text = "has the colours #020200, #020300, which no mask of train and val has (test_1_L.png)"
+    with pytest.raises(BadData, match=re.escape(text)):
         opened(tmp_path, "test")
 
 

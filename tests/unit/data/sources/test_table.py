@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sightline.data.sources import SourceOptions, open_source, table
-from sightline.data.sources.layouts import Layout, Place, chosen_for_val, kept_of
+from sightline.data.sources.layouts import Place, Splits, chosen_for_val, kept_of
 from sightline.errors import BadData, UsageError
 
 FILES = [f"{number}.jpg" for number in range(10)]
@@ -60,7 +60,7 @@ def test_a_table_without_a_split_lets_a_share_of_each_class_validate(data: Path)
     assert found["train"].labels.tolist() == [0] * 4 + [1] * 4
     for source in found.values():
         assert source.classes == ("ant", "cat") and not source.is_multi_label
-        assert source.layout == Layout("table", Place(data, data / "labels.csv"), None)
+        assert source.layout == Splits("table", Place(data, data / "labels.csv"), None)
         assert source.held_out.all() == [name.encode() for name, _ in listed(found["val"])]
 
 
@@ -100,7 +100,7 @@ def test_a_table_for_each_split(data: Path, name: str):
     found = both(data)
     assert listed(found["val"]) == [("8.jpg", "ant"), ("7.jpg", "cat")] and len(found["train"]) == 7
     train, val = (Place(data, data / f"{each}.csv") for each in ("train", name))
-    assert found["val"].layout == Layout("table", train, val, test=val if name == "test" else None)
+    assert found["val"].layout == Splits("table", train, val, test=val if name == "test" else None)
     assert found["val"].held_out is None and dict(found["train"].ignored) == {".jpg": 1} and not found["val"].ignored
 
 
@@ -281,6 +281,17 @@ BAD = {
 def test_a_table_that_cannot_be_used_names_the_line(data: Path, text: str):
     (data / "labels.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(BadData, match=BAD[text]):
+        both(data)
+
+
+def test_bad_lines_and_missing_files_come_in_one_answer(data: Path):
+    (data / "labels.csv").write_text("file,label\n1.jpg,cat\n2.jpg,\nno.jpg,dog\n1.jpg,dog\n")
+    with pytest.raises(BadData) as error:
+        both(data)
+    for text in (r"line 3: has no label", r"line 5: 1.jpg is in", "images that do not exist (1): no.jpg"):
+        assert text in str(error.value)
+    (data / "labels.csv").write_text("file,label\n1.jpg,cat\n2.jpg,\nno.jpg,dog\n")
+    with pytest.raises(BadData, match=r"line 3: has no label; .*; images that do not exist \(1\): no.jpg"):
         both(data)
 
 

@@ -217,6 +217,7 @@ def test_all_lines_that_cannot_be_used_are_in_one_answer(tmp_path: Path):
         "line 8: split is 'tset', expected train, val or test; correct it or remove the column",
         f"line 9: 1.jpg is in {there} too; keep one line, its labels separated by ;",
         "line 10: has no label; add one, or remove the line",
+        "images that do not exist (1): 4.jpg",
     ]
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from sightline.data.decode import decode_values
 from sightline.data.volumes.files import channel_files, read_header, read_label, read_scan
-from sightline.data.volumes.pairs import pair_files, without_end
+from sightline.data.volumes.layouts import pair_files, without_end
 
 MASK = np.arange(7 * 9, dtype=np.uint8).reshape(7, 9) % 3
 

@@ -14,7 +14,7 @@ from sightline.data.loading.order import EvalOrder
 from sightline.data.volumes.files import case_name
 from sightline.data.volumes.geometry import prepare_image
 from sightline.data.volumes.inputs import VolumeFiles
-from sightline.data.volumes.raw import labelled_files
+from sightline.data.volumes.layouts import labelled_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World

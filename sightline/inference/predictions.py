@@ -1,0 +1,203 @@
+"""The results of `sightline predict` for images: predictions.json and .csv, a drawing for each, lines to read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sightline.data.decode import decode_rgb, read_header
+from sightline.drawing.findings import draw
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.files.image_bytes import read_bytes
+from sightline.files.whole import write_whole
+from sightline.inference.reporter import PredictJob, Reporter
+from sightline.parts import Batch, DataSpec, Finding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# findings(predictions, spec, top, threshold): for each image the best first; None leaves the choice to the task.
+Findings = Callable[[Mapping[str, "Tensor"], DataSpec, int | None, float | None], list[list[Finding]]]
+DOCUMENT = "predictions.json"
+TABLE = "predictions.csv"
+TableRow = dict[str, str | int | float]
+FORMAT = 1
+# Full colour at every pixel: halved, thin red lines and small letters blur.
+ENCODERS: dict[str, dict[str, Any]] = {
+    ".jpg": {"format": "JPEG", "quality": 92, "subsampling": 0},
+    ".jpeg": {"format": "JPEG", "quality": 92, "subsampling": 0},
+    ".png": {"format": "PNG", "compress_level": 4},
+    ".webp": {"format": "WEBP", "quality": 90},
+    ".bmp": {"format": "BMP"},
+}
+
+
+class ResultFolder(Reporter):
+    """The folder of results: what every reporter does alike."""
+
+    columns: tuple[str, ...]  # of predictions.csv where it has no rows, which may have more
+    is_main = True  # False on all ranks but one, which writes the table of all
+
+    def __init__(self, job: PredictJob, results: Sequence[str]):
+        self.folder = job.folder
+        self.spec = job.spec
+        self.options = job.options
+        self.say = job.say
+        self.unreadable: list[dict[str, str]] = []
+        self._files = job.files
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._protect_inputs(results)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{self.folder} cannot be made: {error.strerror}; give another --out DIR") from error
+
+    def note_unreadable(self, name: str, reason: str) -> None:
+        """List an unreadable file and warn; the others are still predicted."""
+        self.unreadable.append({"file": name, "path": str(self._files[name]), "reason": reason})
+        self.say(f"warning: {name} cannot be read: {reason}")
+
+    def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Write predictions.json, with the files in the order they were given, and predictions.csv; only rank 0."""
+        rows = [self._rows[name] for name in self._files if name in self._rows]
+        places = {name: place for place, name in enumerate(self._files)}
+        unreadable = sorted(self.unreadable, key=lambda each: places[each["file"]])
+        document = {"format": FORMAT, **about, "files": rows, "unreadable": unreadable}
+        if not self.is_main:
+            return document
+        self._tell_of_others()
+        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+        self.replace(DOCUMENT, lambda path: path.write_text(text, encoding="utf-8"))
+        table = _as_csv(self.columns, [line for row in rows for line in self.table_rows(row)])
+        self.replace(TABLE, lambda path: path.write_bytes(table))
+        return document
+
+    def found(self) -> dict[str, Any]:
+        """Return what this rank has found, as JSON can hold it."""
+        return {"rows": self._rows, "unreadable": self.unreadable}
+
+    def take(self, found: Sequence[Mapping[str, Any]], is_main: bool) -> None:
+        """Replace what was found by that of all ranks; raise BadData if a file is missing in it."""
+        self.is_main = is_main
+        self._rows = {name: row for each in found for name, row in each["rows"].items()}
+        self.unreadable = [row for each in found for row in each["unreadable"]]
+        if missing := sorted(set(self._files) - {*self._rows, *(row["file"] for row in self.unreadable)}):
+            raise BadData(f"{len(missing)} of {len(self._files)} files were not predicted, e.g. {missing[0]}")
+
+    @abstractmethod
+    def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:
+        """Return the rows of predictions.csv for a file of predictions.json, columns by name."""
+
+    def replace(self, name: str, write: Callable[[Path], object]) -> None:
+        """Write a file of the folder, in place of an old one."""
+        write_whole(self.folder / name, write)
+
+    def _tell_of_others(self) -> None:
+        """Warn of what an earlier call has left in the folder, which is not of these files."""
+        try:
+            earlier = {row["file"] for row in json.loads((self.folder / DOCUMENT).read_text(encoding="utf-8"))["files"]}
+        except (OSError, ValueError, KeyError, TypeError):  # none, or not one of ours
+            return
+        if others := len(earlier - self._rows.keys()):
+            what = f"{others} other file{'s' * (others > 1)}"
+            self.say(f"warning: {self.folder} also holds results of {what} of an earlier call; {DOCUMENT} omits them")
+
+    def _protect_inputs(self, results: Sequence[str]) -> None:
+        """Refuse results that would overwrite the files of the user."""
+        inputs = {os.path.realpath(path) for path in self._files.values()}
+        for result in results:
+            if os.path.realpath(self.folder / result) in inputs:
+                raise UsageError(f"--out {self.folder} would replace {self.folder / result}; give another folder")
+
+
+class Predictions(ResultFolder):
+    """Findings of images. An image keeps its name, and its format where that is one we write; else it is a PNG."""
+
+    columns = ("file", "class", "id", "score")
+
+    def __init__(self, findings: Findings, job: PredictJob):
+        if job.options.probabilities:
+            raise UsageError("--save-probabilities is for volumes; predictions.json holds the scores of images")
+        self.findings = findings
+        self._drawings = _drawing_names(job.files)
+        super().__init__(job, list(self._drawings.values()) if job.options.draws else [])
+
+    def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:
+        """Return one row per finding; a file in which nothing was found has none."""
+        rows = []
+        for found in row["found"]:
+            box = zip(("x", "y", "width", "height"), found.get("box", ()), strict=False)
+            rows.append({"file": row["path"], **{key: found[key] for key in ("class", "id", "score")}, **dict(box)})
+        return rows
+
+    def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
+        """Draw, print and store the findings of each file."""
+        found = self.findings(predictions, self.spec, self.options.top, self.options.threshold)
+        for name, findings in zip(names, found, strict=True):
+            if name is not None:
+                self._add_image(name, findings)
+
+    def _add_image(self, name: str, findings: Sequence[Finding]) -> None:
+        try:
+            data = read_bytes(self._files[name], name)
+            height, width = read_header(data, name).shape[:2]
+            pixels = decode_rgb(data, name) if self.options.draws else None
+        except BadSample as bad:  # below the part that the network sees, or changed since
+            self.note_unreadable(bad.name, bad.reason)
+            return
+        row: dict[str, Any] = {"file": name, "path": str(self._files[name]), "width": width, "height": height}
+        row["found"] = [_as_json(finding, width, height) for finding in findings]
+        if pixels is not None:
+            row["picture"] = self._drawings[name]
+            drawing, encoder = draw(pixels, findings), ENCODERS[Path(self._drawings[name]).suffix.lower()]
+            self.replace(self._drawings[name], lambda path: drawing.save(path, **encoder))
+        self._rows[name] = row
+        for line in as_lines(row):
+            self.say(line)
+
+
+def _as_csv(columns: Sequence[str], rows: Sequence[TableRow]) -> bytes:
+    """Return the table as UTF-8; a name that is not text has its odd bytes written out."""
+    text = io.StringIO()
+    found = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(found or columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def as_lines(row: Mapping[str, Any]) -> list[str]:
+    """Format a row of predictions.json for the terminal: one line of classes, or a line for each box."""
+    found = row["found"]
+    if not found:
+        return [f"{row['file']}  nothing found"]
+    if "box" not in found[0]:
+        return ["  ".join([row["file"], *(f"{each['class']} {each['score']:.4f}" for each in found)])]
+    lines = [f"{row['file']}  {row['width']}x{row['height']}  {len(found)} found"]
+    for each in found:
+        x, y, width, height = each["box"]
+        corners = f"({x:.0f}, {y:.0f}) ({x + width:.0f}, {y + height:.0f})"
+        lines.append(f"  {each['score']:.3f} ({each['id']}) {each['class']}  {corners}")
+    return lines
+
+
+def _as_json(finding: Finding, width: int, height: int) -> dict[str, Any]:
+    values: dict[str, Any] = {"class": finding.name, "id": finding.class_id, "score": finding.score}
+    if finding.box is not None:
+        left, top, right, bottom = finding.box
+        edges = (left * width, top * height, (right - left) * width, (bottom - top) * height)
+        values["box"] = [round(edge, 2) for edge in edges]  # x, y, width, height in pixels of the file
+    return values
+
+
+def _drawing_names(files: Mapping[str, Path]) -> dict[str, str]:
+    names = {name: name if Path(name).suffix.lower() in ENCODERS else f"{name}.png" for name in files}
+    if len(set(names.values())) < len(names):  # "x" beside "x.png"
+        names = {name: f"{name}.png" for name in files}
+    return names

@@ -1,0 +1,163 @@
+"""Defaults of the stand-ins of apex and the numbers of pynvml's, against those that the originals document."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from together import together
+
+# As NVIDIA/apex declares them, but for the rate of FusedSGD, which apex has no default for.
+DECLARED = {
+    "optimizers.FusedAdam": {
+        "lr": 0.001,
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-08,
+        "adam_w_mode": True,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+        "set_grad_none": True,
+        "capturable": False,
+        "master_weights": False,
+    },
+    "optimizers.FusedLAMB": {
+        "lr": 0.001,
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-06,
+        "weight_decay": 0.01,
+        "amsgrad": False,
+        "adam_w_mode": True,
+        "grad_averaging": True,
+        "set_grad_none": True,
+        "max_grad_norm": 1.0,
+        "use_nvlamb": False,
+    },
+    "optimizers.FusedNovoGrad": {
+        "lr": 0.001,
+        "bias_correction": True,
+        "betas": (0.9, 0.999),
+        "eps": 1e-08,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+        "reg_inside_moment": False,
+        "grad_averaging": True,
+        "norm_type": 2,
+        "init_zero": False,
+        "set_grad_none": True,
+    },
+    "optimizers.FusedAdagrad": {
+        "lr": 0.01,
+        "eps": 1e-10,
+        "weight_decay": 0.0,
+        "set_grad_none": True,
+        "adagrad_w_mode": False,
+    },
+    "optimizers.FusedSGD": {
+        "lr": 0.001,
+        "momentum": 0.0,
+        "dampening": 0.0,
+        "weight_decay": 0.0,
+        "nesterov": False,
+        "wd_after_momentum": False,
+        "materialize_master_grads": True,
+        "set_grad_none": False,
+    },
+    "parallel.LARC": {"trust_coefficient": 0.02, "clip": True, "eps": 1e-08},
+    "parallel.SyncBatchNorm": {
+        "eps": 1e-05,
+        "momentum": 0.1,
+        "affine": True,
+        "track_running_stats": True,
+        "process_group": None,
+        "channel_last": False,
+        "fuse_relu": False,
+    },
+    "parallel.DistributedDataParallel": {
+        "message_size": 10000000,
+        "delay_allreduce": False,
+        "shared_param": None,
+        "allreduce_trigger_params": None,
+        "retain_allreduce_buffers": False,
+        "allreduce_always_fp32": False,
+        "num_allreduce_streams": 1,
+        "allreduce_communicators": None,
+        "gradient_average": True,
+        "gradient_predivide_factor": 1.0,
+        "gradient_average_split_factor": None,
+        "prof": False,
+    },
+    "parallel.convert_syncbn_model": {"process_group": None, "channel_last": False},
+    "normalization.FusedLayerNorm": {"eps": 1e-05, "elementwise_affine": True, "memory_efficient": False},
+    "normalization.FusedRMSNorm": {"eps": 1e-05, "elementwise_affine": True, "memory_efficient": False},
+    "normalization.MixedFusedLayerNorm": {"eps": 1e-05},
+    "normalization.MixedFusedRMSNorm": {"eps": 1e-05},
+    "normalization.fused_layer_norm.fused_layer_norm": {"eps": 1e-06, "memory_efficient": False},
+    "normalization.fused_layer_norm.fused_layer_norm_affine": {"eps": 1e-06, "memory_efficient": False},
+    "normalization.fused_layer_norm.mixed_dtype_fused_layer_norm_affine": {"eps": 1e-06, "memory_efficient": False},
+    "normalization.fused_layer_norm.fused_rms_norm": {"eps": 1e-06, "memory_efficient": False},
+    "normalization.fused_layer_norm.fused_rms_norm_affine": {"eps": 1e-06, "memory_efficient": False},
+    "normalization.fused_layer_norm.mixed_dtype_fused_rms_norm_affine": {"eps": 1e-06, "memory_efficient": False},
+    "amp.initialize": {
+        "optimizers": None,
+        "enabled": True,
+        "opt_level": "O1",
+        "cast_model_type": None,
+        "patch_torch_functions": None,
+        "keep_batchnorm_fp32": None,
+        "master_weights": None,
+        "loss_scale": None,
+        "cast_model_outputs": None,
+        "num_losses": 1,
+        "verbosity": 1,
+        "min_loss_scale": None,
+        "max_loss_scale": 16777216.0,
+    },
+    "amp.scale_loss": {"loss_id": 0, "model": None, "delay_unscale": False, "delay_overflow_check": False},
+}
+
+
+@pytest.fixture
+def started(on_cpu: Callable[..., Any]) -> None:
+    on_cpu(amp="keep")
+
+
+@together("name", DECLARED)
+def test_defaults_are_those_of_apex(started: None, name: str):
+    module, _, last = f"apex.{name}".rpartition(".")
+    kind = getattr(importlib.import_module(module), last)
+    parameters = inspect.signature(kind).parameters.values()
+    found = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+    assert found == DECLARED[name], name
+    assert {key: type(value) for key, value in found.items()} == {k: type(v) for k, v in DECLARED[name].items()}
+
+
+def test_numbers_are_those_of_nvml(started: None):
+    """NVML's header, nvml.h: results, temperatures, clocks and what else a script compares with."""
+    pynvml = importlib.import_module("pynvml")
+    numbers = {
+        "NVML_SUCCESS": 0,
+        "NVML_ERROR_UNINITIALIZED": 1,
+        "NVML_ERROR_INVALID_ARGUMENT": 2,
+        "NVML_ERROR_NOT_SUPPORTED": 3,
+        "NVML_ERROR_NO_PERMISSION": 4,
+        "NVML_ERROR_NOT_FOUND": 6,
+        "NVML_ERROR_INSUFFICIENT_SIZE": 7,
+        "NVML_ERROR_DRIVER_NOT_LOADED": 9,
+        "NVML_ERROR_TIMEOUT": 10,
+        "NVML_ERROR_UNKNOWN": 999,
+        "NVML_TEMPERATURE_GPU": 0,
+        "NVML_CLOCK_GRAPHICS": 0,
+        "NVML_CLOCK_SM": 1,
+        "NVML_CLOCK_MEM": 2,
+        "NVML_CLOCK_VIDEO": 3,
+    }
+    known = {name: number for name, number in numbers.items() if hasattr(pynvml, name)}
+    assert {name: getattr(pynvml, name) for name in known} == known
+    assert {"NVML_SUCCESS", "NVML_ERROR_INVALID_ARGUMENT", "NVML_ERROR_NOT_SUPPORTED"} <= known.keys()
+    assert torch.cuda.is_available()  # the stand-ins belong to the target
