@@ -135,7 +135,7 @@ def loop(job: Job, task: str, cores: list[int]) -> dict[str, Any]:
     return {"seconds": given, "seconds_with_score": whole, **scores}
 
 
-SIGHTLINE = [sys.executable, "-m", "sightline"]
+SIGHTLINE = [sys.executable, "-P", "-m", "sightline"]  # the one that is imported here, whose commit is written down
 
 
 def call(job: Job, words: Sequence[str], cores: list[int]) -> float:

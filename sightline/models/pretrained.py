@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from sightline.errors import SightlineError, UsageError
 from sightline.files.checkpoint_folder import run_of
@@ -52,13 +53,17 @@ def network_of(weights: str) -> str:
         return weights.removeprefix(TORCHVISION).partition(".")[0]
     if weights.startswith(TIMM):
         return weights
-    path = Path(weights)
-    if path.is_dir():
-        model = stored_in(run_of(path)).get("model")
-        arch = model.get("arch") if isinstance(model, dict) else ""
+    if Path(weights).is_dir():
+        arch = model_of_run(weights).get("arch")
         return arch if isinstance(arch, str) else ""
-    stem = _CHECKSUM.sub("", path.stem) if weights else ""
+    stem = _CHECKSUM.sub("", Path(weights).stem) if weights else ""
     return next((name for name in (stem, TIMM + stem) if stem and _is_known(name)), "")
+
+
+def model_of_run(weights: str) -> dict[str, Any]:
+    """Return the model fields of the run that weights belong to; {} if they are none's."""
+    model = stored_in(run_of(Path(weights))).get("model") if weights and Path(weights).is_dir() else {}
+    return model if isinstance(model, dict) else {}
 
 
 def weights_of(arch: str) -> str:

@@ -6,10 +6,11 @@ DIR holds images with boxes in files of COCO, YOLO or Pascal VOC (docs/data_boxe
 at the images and decides the trunk, its pretrained weights, the size, the batch, the epochs and the rates. It says what
 it decided, and `sightline inspect RUN` says why. What you type stays: `--weights FILE|torchvision:resnet34|none`,
 `--data.size 512`, `--epochs 80`, `--lr 0.0003`.
-Expected: docs/results.md, "Your own images": one set, 3 seeds.
+Expected: docs/results.md, "Your own images": 100 photos of blood cells, at 160 pixels on a CPU.
 """
 
 from sightline.data.detection import DetectionData
+from sightline.errors import UsageError
 from sightline.hardware import early_cuda
 from sightline.models import pretrained
 from sightline.models.config import SsdConfig
@@ -77,7 +78,15 @@ def plan(known: Known) -> None:
 def _trunk(known: Known, has_gpu: bool) -> bool:
     """Take the weights that were typed and their trunk, or a trunk and its weights; return whether it has any."""
     weights = known["model.weights"] or ""
-    named = {f"resnet{depth}": depth for depth in (18, 34)}.get(pretrained.network_of(weights))
+    network = pretrained.network_of(weights)
+    named = {f"resnet{depth}": depth for depth in (18, 34)}.get(network) or pretrained.model_of_run(weights).get(
+        "depth"
+    )
+    if network and not named:
+        raise UsageError(
+            f"--weights {weights} are those of {network}; a detector starts from a ResNet-18 or ResNet-34, e.g. "
+            "`--weights torchvision:resnet34`, or from another detector"
+        )
     if named:
         known.decide("model.depth", named, f"the trunk of {weights}")
     elif not has_gpu and not weights:

@@ -56,7 +56,7 @@ summary:hover{text-decoration:underline}
 .bars i{display:inline-block;height:9px;border-radius:2px;background:var(--c0);margin-right:6px}
 .sheet img{width:100%;min-width:900px;border-radius:6px;display:block}
 .bad{color:var(--c7)}
-@media(max-width:560px){svg text{font-size:19px}
+@media(max-width:560px){svg{overflow:visible}svg text{font-size:19px}
   .samples.wide .tiles span{flex-basis:100%;max-width:none}.big div{flex:1 1 40%;padding:8px 12px}
   .big b{font-size:1.15rem}.bar{min-width:64px}}
 """.strip()

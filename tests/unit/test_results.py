@@ -12,6 +12,7 @@ from sightline.measure.benchmark import PUBLISHED_TFLOPS
 
 REPO = Path(__file__).resolve().parents[2]
 RAW = REPO / "benchmarks" / "results"
+OWN_IMAGES = "| | images | contender |"
 FIGURE = re.compile(r"(?<![\w.-])\d{1,3}(?:,\d{3})*(?:\.\d+)?(?!\w)")  # not the 16 of fp16, nor the 1 of top-1
 
 
@@ -135,8 +136,25 @@ def test_whole_runs_and_folds_are_those_of_the_raw_files():
     assert FIGURE.findall(score) == [f"{value:.4f}" for value in expected]
 
 
+def test_own_images_are_those_of_the_raw_files():
+    contents, shown = files(), table("docs/results.md", OWN_IMAGES)
+    starts = [place for place, cells in enumerate(shown) if cells[0]]
+    for start, end in zip(starts, [*starts[1:], len(shown)], strict=True):
+        row, lines = shown[start][0], shown[start:end]
+        [content] = contents[row]
+        [groups] = content["results"].values()
+        assert len(lines) == len(groups), row
+        for (_, _, what, score, seconds, commit), group in zip(lines, groups.values(), strict=True):
+            assert group["words"].split()[0] in what, row  # the recipe, or `loop`
+            found, times = FIGURE.findall(score), [round(each["seconds"]) for each in group["rows"]]
+            assert found == [rounded(group[key], found[0]) for key in ("mean", "sd")[: len(found)]], (row, what)
+            assert len(found) == min(2, len(times)), f"{row}: a spread of one seed, or none of several"
+            assert seconds == " to ".join(f"{each:,}" for each in sorted({min(times), max(times)})), (row, what)
+            assert content["commit"]["id"].startswith(commit), row
+
+
 def test_rows_without_a_raw_file_are_named():
-    scores = table("docs/results.md", "| | measured | score |")
+    scores = [*table("docs/results.md", "| | measured | score |"), *table("docs/results.md", OWN_IMAGES)]
     whole = table("docs/results.md", "| | measured | first time")
     rows = {row[0] for row in [*throughput(), *scores, *whole]} - {""}
     text = (RAW / "README.md").read_text(encoding="utf-8")

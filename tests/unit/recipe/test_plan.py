@@ -15,6 +15,7 @@ import torchvision
 from PIL import Image
 
 from sightline import config, recipes
+from sightline.errors import UsageError
 from sightline.hardware import early_cuda
 from sightline.models import named_weights
 from sightline.parts import DataSpec, ModelConfig
@@ -345,6 +346,13 @@ def test_a_detector_takes_its_size_from_the_images(tmp_path: Path, side: int, de
 def test_a_detector_takes_the_trunk_of_its_weights(tmp_path: Path):
     data = boxes(tmp_path / "data", 6, (64, 64))
     assert resolved("detection", data, "--weights", "torchvision:resnet34").recipe.model.depth == 34
+    for other in ("torchvision:resnet50", "tf_efficientnet_lite0.safetensors"):
+        with pytest.raises(UsageError, match=f"{other} are those of .*; a detector starts from a ResNet-18"):
+            resolved("detection", data, "--weights", other)
+    earlier = resolved("detection", data, "--weights", "none")
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier/config.yaml").write_text(store.dump(earlier.recipe, earlier.run))
+    assert resolved("detection", data, "--weights", str(tmp_path / "earlier")).recipe.model.depth == 18
     found = resolved("detection", data)
     assert any("no pretrained weights" in line for line in found.lines)
     assert found.recipe.train.head_epochs == 0 and found.recipe.model.depth == 18
