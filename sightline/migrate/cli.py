@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from sightline import terminal
+from sightline.migrate import terminal
 from sightline.migrate.options import PREFIX, MigrateError, MigrateOptions
 
 USAGE = """sightline migrate [options] script.py [args ...]

@@ -6,8 +6,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sightline import terminal
-from sightline.migrate import zones
+from sightline.migrate import terminal, zones
 from sightline.migrate.options import MigrateError
 from sightline.migrate.reporting import record
 

@@ -10,7 +10,7 @@ import json
 import textwrap
 from collections.abc import Sequence
 
-from sightline import terminal
+from sightline.migrate import terminal
 from sightline.migrate.options import MigrateError
 from sightline.migrate.reporting import report
 from sightline.migrate.rules import cuda

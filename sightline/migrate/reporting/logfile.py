@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline import terminal
-from sightline.migrate import zones
+from sightline.migrate import terminal, zones
 from sightline.migrate.options import PREFIX, MigrateError
 from sightline.migrate.reporting import record, report, syncs
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline import terminal
-from sightline.migrate import zones
+from sightline.migrate import terminal, zones
 
 if TYPE_CHECKING:
     from sightline.migrate.rules.table import Rule

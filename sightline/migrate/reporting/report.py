@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline import terminal
+from sightline.migrate import terminal
 from sightline.migrate.options import MigrateError
 
 FORMAT = 1

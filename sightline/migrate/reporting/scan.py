@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-from sightline import terminal
-from sightline.migrate import targets
+from sightline.migrate import targets, terminal
 from sightline.migrate.options import MigrateError
 from sightline.migrate.reporting import report, syncs
 from sightline.migrate.rules.table import Rule, families

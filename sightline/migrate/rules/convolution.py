@@ -1,4 +1,4 @@
-"""Avoid a bug of oneDNN in strided 1x1 convolutions on the CPU: see hardware/onednn.py."""
+"""Avoid a bug of oneDNN in strided 1x1 convolutions on the CPU: see onednn.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from sightline.hardware import onednn
+from sightline.migrate import onednn
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.table import Rule, dressed
 

@@ -22,13 +22,12 @@ import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sightline.migrate import zones
+from sightline.migrate import norm, zones
 from sightline.migrate.options import PREFIX
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.makers import maps
 from sightline.migrate.rules.table import Rule, dressed
 from sightline.migrate.targets import HOST_MEMORY
-from sightline.models import norm
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline import terminal
-from sightline.migrate import session
+from sightline.migrate import session, terminal
 from sightline.migrate.reporting import record
 from sightline.migrate.rules import amp
 from sightline.migrate.stand_ins.rules import counted_rules
