@@ -14,11 +14,12 @@ import torch
 from warm import once as make_once
 from warm import python
 
-from sightline.migrate import activate, deactivate
-from sightline.migrate.reporting import record
-from sightline.migrate.session import Session
+from sightline_migrate import activate, deactivate
+from sightline_migrate.reporting import record
+from sightline_migrate.session import Session
 
 REPO = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join([str(REPO), str(REPO / "packages" / "migrate")])
 Run = Callable[..., subprocess.CompletedProcess[str]]
 OF_OTHERS = ("SIGHTLINE_MIGRATE", "RANK", "WORLD_SIZE")
 # Hides every GPU from torch, as "" does; but to a migrated script that says that there is no device at all.
@@ -41,7 +42,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _environment(more: dict[str, str] | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_OTHERS)}
-    return kept | NO_GPU | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | (more or {})
+    return kept | NO_GPU | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"} | (more or {})
 
 
 @pytest.fixture(scope="session")

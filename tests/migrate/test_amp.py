@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.migrate.reporting import record
-from sightline.migrate.session import Session
-from sightline.migrate.virtual import runtime
+from sightline_migrate.reporting import record
+from sightline_migrate.session import Session
+from sightline_migrate.virtual import runtime
 
 Start = Callable[..., Session]
 SPELLINGS: dict[str, Callable[..., Any]] = {

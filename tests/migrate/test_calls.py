@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.migrate import migrate
-from sightline.migrate.options import MigrateError
-from sightline.migrate.reporting import record
-from sightline.migrate.rules import factories
-from sightline.migrate.session import Session
+from sightline_migrate import migrate
+from sightline_migrate.options import MigrateError
+from sightline_migrate.reporting import record
+from sightline_migrate.rules import factories
+from sightline_migrate.session import Session
 
 Start = Callable[..., Session]
 CUDA = ["cuda", "cuda:0", "cuda:1", torch.device("cuda"), torch.device("cuda", 0), 0, 3, -1]

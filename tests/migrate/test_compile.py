@@ -9,9 +9,9 @@ from typing import Any, Optional
 import pytest
 import torch
 
-from sightline.migrate.options import MigrateError
-from sightline.migrate.reporting import record
-from sightline.migrate.session import Session
+from sightline_migrate.options import MigrateError
+from sightline_migrate.reporting import record
+from sightline_migrate.session import Session
 
 Start = Callable[..., Session]
 

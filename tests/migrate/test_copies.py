@@ -10,10 +10,10 @@ import pytest
 
 from sightline import terminal
 from sightline.hardware import onednn
-from sightline.migrate import norm as norm_copy
-from sightline.migrate import onednn as onednn_copy
-from sightline.migrate import terminal as terminal_copy
 from sightline.models import norm
+from sightline_migrate import norm as norm_copy
+from sightline_migrate import onednn as onednn_copy
+from sightline_migrate import terminal as terminal_copy
 
 
 def statements(module: ModuleType) -> list[str]:

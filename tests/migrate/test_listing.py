@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.migrate import cli
-from sightline.migrate.reporting import listing
-from sightline.migrate.rules import cuda
+from sightline_migrate import cli
+from sightline_migrate.reporting import listing
+from sightline_migrate.rules import cuda
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "migration_rules.md"
 

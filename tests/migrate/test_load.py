@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.migrate import deactivate
-from sightline.migrate.reporting import record
-from sightline.migrate.session import Session
+from sightline_migrate import deactivate
+from sightline_migrate.reporting import record
+from sightline_migrate.session import Session
 
 Start = Callable[..., Session]
 FORMS: dict[str, dict[str, Any]] = {

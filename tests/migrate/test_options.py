@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.migrate import options
-from sightline.migrate.options import MigrateError, MigrateOptions, is_wanted
+from sightline_migrate import options
+from sightline_migrate.options import MigrateError, MigrateOptions, is_wanted
 
 SWITCHES = [
     ({}, False),

@@ -13,7 +13,7 @@ import torch.cuda.comm
 from torch import nn
 from torch.nn.functional import batch_norm
 
-from sightline.migrate.reporting import record
+from sightline_migrate.reporting import record
 
 Start = Callable[..., Any]
 DEVICES = [0, "cuda:1", torch.device("cuda")]

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from sightline.migrate.patching import _Follower
+from sightline_migrate.patching import _Follower
 
 
 def test_a_followed_module_has_its_own_loader(tmp_path: Path):

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.utils.rnn import pack_sequence
 
-from sightline.migrate.session import Session
+from sightline_migrate.session import Session
 
 Start = Callable[..., Session]
 TO_DEVICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

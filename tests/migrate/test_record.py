@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.migrate.reporting import record
+from sightline_migrate.reporting import record
 
 PLAIN = {
     "torch.Event": 'torch.Event("cuda")',

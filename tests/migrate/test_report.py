@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sightline.migrate.options import MigrateError
-from sightline.migrate.reporting import report
+from sightline_migrate.options import MigrateError
+from sightline_migrate.reporting import report
 
 
 def site(kind: str, api: str, line: int, count: int, file: str = "/x/train.py") -> dict[str, Any]:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from together import together
 
-from sightline.migrate import cli
-from sightline.migrate.reporting import scan
-from sightline.migrate.rules.table import all_rules
+from sightline_migrate import cli
+from sightline_migrate.reporting import scan
+from sightline_migrate.rules.table import all_rules
 
 HEAD = """import torch
 import torch.cuda as tc

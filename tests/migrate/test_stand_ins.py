@@ -21,9 +21,9 @@ import torch
 from together import together
 from torch import nn
 
-from sightline.migrate import deactivate
-from sightline.migrate.reporting import record
-from sightline.migrate.stand_ins import finder
+from sightline_migrate import deactivate
+from sightline_migrate.reporting import record
+from sightline_migrate.stand_ins import finder
 
 Start = Callable[..., Any]
 
@@ -430,7 +430,7 @@ def test_amp_skips_the_step_of_an_overflow(apex: Any, capsys: pytest.CaptureFixt
 
 
 def test_amp_scale_grows_and_stays_within_bounds(apex: Any):
-    scaler_of = importlib.import_module("sightline.migrate.stand_ins.apex_amp").LossScaler
+    scaler_of = importlib.import_module("sightline_migrate.stand_ins.apex_amp").LossScaler
     scaler = scaler_of("dynamic", lowest=2.0**14, highest=2.0**17)
     seen = []
     for _ in range(5999):
@@ -555,7 +555,7 @@ def test_pynvml_has_the_numbers_of_nvidias_header(on_cpu: Start):
 @pytest.mark.parametrize(("code", "answers"), [(0, True), (9, False)])
 def test_a_driver_is_there_where_its_library_says_so(code: int, answers: bool, monkeypatch: pytest.MonkeyPatch):
     """nvml.h: 0 is NVML_SUCCESS, 9 is NVML_ERROR_DRIVER_NOT_LOADED."""
-    from sightline.migrate.stand_ins import pynvml as stand_in
+    from sightline_migrate.stand_ins import pynvml as stand_in
 
     library = SimpleNamespace(nvmlInit_v2=lambda: code)
     monkeypatch.setattr(ctypes, "CDLL", {"libnvidia-ml.so.1": library}.__getitem__)
@@ -567,7 +567,7 @@ def test_pynvml_without_a_driver_is_replaced(
     has_driver: bool, on_cpu: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """NVIDIA's scripts install nvidia-ml-py; where no driver answers it can only raise."""
-    from sightline.migrate.stand_ins import pynvml as stand_in
+    from sightline_migrate.stand_ins import pynvml as stand_in
 
     installed = tmp_path / "site-packages"
     installed.mkdir()
@@ -588,7 +588,7 @@ def test_pynvml_takes_the_hottest_sensor_that_can_be_read(on_cpu: Start, tmp_pat
     on_cpu()
     import pynvml
 
-    from sightline.migrate.stand_ins import pynvml as ours
+    from sightline_migrate.stand_ins import pynvml as ours
 
     monkeypatch.setattr(
         ours, "Path", lambda place: tmp_path / "thermal" if place == "/sys/class/thermal" else Path(place)

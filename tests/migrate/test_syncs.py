@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sightline import migrate
-from sightline.migrate.reporting import syncs
+import sightline_migrate as migrate
+from sightline_migrate.reporting import syncs
 
 
 @pytest.fixture

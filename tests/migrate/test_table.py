@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.migrate import patching
-from sightline.migrate.options import MigrateError
-from sightline.migrate.reporting import record
-from sightline.migrate.rules import cuda, table
+from sightline_migrate import patching
+from sightline_migrate.options import MigrateError
+from sightline_migrate.reporting import record
+from sightline_migrate.rules import cuda, table
 
 # Submodules of torch.cuda that hold no functions of their own for scripts.
 NO_RULES_NEEDED = {"amp", "comm"}

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import serialization
 
-from sightline.migrate import activate, deactivate, migrate, patching, session
-from sightline.migrate.options import MigrateError
-from sightline.migrate.reporting import record
-from sightline.migrate.rules import table
+from sightline_migrate import activate, deactivate, migrate, patching, session
+from sightline_migrate.options import MigrateError
+from sightline_migrate.reporting import record
+from sightline_migrate.rules import table
 
 CLASSES = (
     torch.Tensor, torch.nn.Module, torch.UntypedStorage, torch.TypedStorage, torch.amp.autocast_mode.autocast,
@@ -86,7 +86,7 @@ def test_undo_out_of_order_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 def test_failing_activation_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
     before = snapshot()
-    from sightline.migrate.rules import compile
+    from sightline_migrate.rules import compile
 
     def fail(session: Any) -> None:
         raise OSError("no")
