@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
 
 import pytest
 
@@ -44,18 +42,6 @@ def test_environment_carries_every_option():
     given.write_environment(written)
     assert is_wanted(written) and MigrateOptions.from_environment(written) == given
     assert all(name.startswith("SIGHTLINE_MIGRATE") for name in written)
-
-
-def test_defaults_are_those_of_the_documentation():
-    """A value behind an option of the table is its default; a switch without one is off."""
-    text = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
-    told = {word[0].replace("-", "_"): word[1] for word in re.findall(r"`--([\w-]+) ?([\w.]*)`", " ".join(rows))}
-    told["log_dir"] = "migrate_log"  # of --log DIR
-    told["log"] = "0"  # --log-level: the command's default is 1, that of migrate() is no log
-    del told["log_level"]
-    found = vars(MigrateOptions())
-    assert {name: "" if value is False else str(value) for name, value in found.items()} == told
 
 
 def test_keywords_stand_above_the_environment(monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -146,14 +145,3 @@ def test_real_cuda_is_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any):
     assert activate(target="auto") is None
     assert "not active: NVIDIA Test is available" in capsys.readouterr().err
     record.reset()
-
-
-def test_lines_of_the_documentation_run_as_written(on_cpu: Any, monkeypatch: pytest.MonkeyPatch):
-    text = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert "import sightline.migrate.auto" in text
-    for code in (block, "import sightline.migrate.auto"):
-        monkeypatch.delitem(sys.modules, "sightline.migrate.auto", raising=False)
-        exec(compile(code, "script.py", "exec"), {})
-        assert torch.ones(1, device="cuda").device.type == "cpu"
-        deactivate()

@@ -8,7 +8,6 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -32,6 +31,7 @@ TO_DEVICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("claim", [False, True])
 @pytest.mark.parametrize("way", TO_DEVICE)
 def test_changing_the_device_copy_leaves_the_data_alone(way: str, claim: bool, on_cpu: Start):
+    numpy = pytest.importorskip("numpy")
     on_cpu(claim=claim)
     array = numpy.ones(4, numpy.float32)
     data = torch.from_numpy(array)
@@ -50,6 +50,7 @@ def test_changing_the_device_copy_leaves_the_data_alone(way: str, claim: bool, o
 
 @pytest.mark.parametrize("claim", [False, True])
 def test_move_to_the_device_of_another_tensor_copies_what_is_known_to_be_elsewhere(claim: bool, on_cpu: Start):
+    numpy = pytest.importorskip("numpy")
     on_cpu(claim=claim)
     norm, x = torch.nn.BatchNorm1d(3).cuda(), torch.randn(4, 3).cuda()
     for other in (x, norm(x), x * 2):

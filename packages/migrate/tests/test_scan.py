@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from together import together
 
 from sightline_migrate import cli
 from sightline_migrate.reporting import scan
@@ -43,7 +42,7 @@ def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, s
     return [(each.kind, each.api) for each in findings]
 
 
-@together(
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("torch.cuda.is_available()", [("exact", "torch.cuda.is_available")]),
