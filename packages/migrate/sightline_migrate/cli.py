@@ -24,14 +24,14 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from sightline_migrate import terminal
-from sightline_migrate.options import PREFIX, MigrateError, MigrateOptions
+from sightline_migrate.options import PREFIX, MigrateError, MigrateOptions, command
 
-USAGE = """sightline migrate [options] script.py [args ...]
-       sightline migrate [options] -m module [args ...]
-       sightline migrate [options] torchrun --nproc-per-node 2 train.py [args ...]
-       sightline migrate report DIR [--json] [--all]
-       sightline migrate scan FILE_OR_FOLDER ... [--advise] [--json] [--strict] [--syncs]
-       sightline migrate rules [NAME] [--json] [--markdown]"""
+USAGE = """{0} [options] script.py [args ...]
+       {0} [options] -m module [args ...]
+       {0} [options] torchrun --nproc-per-node 2 train.py [args ...]
+       {0} report DIR [--json] [--all]
+       {0} scan FILE_OR_FOLDER ... [--advise] [--json] [--strict] [--syncs]
+       {0} rules [NAME] [--json] [--markdown]"""
 COMMANDS = {
     "report": "sightline_migrate.reporting.report",
     "scan": "sightline_migrate.reporting.scan",
@@ -46,7 +46,7 @@ AUTOLOAD_SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 def parser() -> argparse.ArgumentParser:
     """Build the parser: one flag per field of MigrateOptions."""
     what = "run an unmodified CUDA script on the available device"
-    made = argparse.ArgumentParser("sightline migrate", usage=USAGE, description=what, allow_abbrev=False)
+    made = argparse.ArgumentParser(command(), usage=USAGE.format(command()), description=what, allow_abbrev=False)
     lines = _help_of_fields()
     for field in fields(MigrateOptions):
         flag = LOG_FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
@@ -101,12 +101,12 @@ def main(argv: Sequence[str]) -> int:
         if argv and argv[0] in COMMANDS:
             terminal.guard()
             with _current_folder_not_searched():
-                command: int = importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
-            return command
+                code: int = importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
+            return code
         flags, module, script, args = split(argv)
         arguments = parser().parse_args(flags)
         if not module and not script:
-            raise MigrateError("nothing to run; write e.g. `sightline migrate train.py --device cuda`")
+            raise MigrateError(f"nothing to run; write e.g. `{command()} train.py --device cuda`")
         options = _options(arguments)
         if module in TORCHRUN or (script and not module and not os.path.exists(script)):
             with _current_folder_not_searched():
@@ -154,17 +154,17 @@ def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[st
     """Become torchrun, or another command that starts Python; the environment migrates its child processes."""
     if module or script == "torchrun":
         # With this interpreter: the torchrun on PATH may belong to another one.
-        command = [sys.executable, "-m", module or TORCHRUN[0], *args]
+        words = [sys.executable, "-m", module or TORCHRUN[0], *args]
     else:
         found = shutil.which(script)
         if found is None or script.endswith(".py"):
             raise MigrateError(
                 f"{script!r} is neither a file nor a command on PATH; give a script, -m module or torchrun"
             )
-        command = [found, *args]
+        words = [found, *args]
     if os.environ.get(AUTOLOAD_SWITCH) == "0":
         raise MigrateError(
-            f"{AUTOLOAD_SWITCH}=0 keeps child processes of {command[-len(args) - 1]} from being migrated; unset it"
+            f"{AUTOLOAD_SWITCH}=0 keeps child processes of {words[-len(args) - 1]} from being migrated; unset it"
         )
     from sightline_migrate import session
     from sightline_migrate.reporting import logfile
@@ -172,7 +172,7 @@ def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[st
     logfile.becomes_launcher = True
     session.activate_and_announce(options)
     sys.stdout.flush()
-    os.execv(command[0], command)
+    os.execv(words[0], words)
 
 
 def _check(module: str, script: str) -> None:

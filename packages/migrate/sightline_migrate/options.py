@@ -16,6 +16,12 @@ VENDOR_NAMES = {"fp16_to_bf16": "PT_HPU_CONVERT_FP16_TO_BF16_FOR_MIGRATION", "lo
 VENDOR_PACKAGE = "habana_frameworks"
 
 
+def command() -> str:
+    """Return what is typed here: where Sightline is installed too, the command is one of its own."""
+    found = importlib.util.find_spec("sightline")
+    return "sightline migrate" if found is not None and found.origin else "sightline-migrate"
+
+
 class MigrateError(RuntimeError):
     """A request that cannot be met; the text says what came, what was expected and what to do."""
 

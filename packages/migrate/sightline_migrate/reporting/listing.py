@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 
 from sightline_migrate import terminal
-from sightline_migrate.options import MigrateError
+from sightline_migrate.options import MigrateError, command
 from sightline_migrate.reporting import report
 from sightline_migrate.rules import cuda
 from sightline_migrate.rules.table import TORCH_VERSION, Rule, all_rules
@@ -27,7 +27,7 @@ UNCHANGED = "works without a CUDA device"
 def main(argv: Sequence[str]) -> int:
     """Run the command `rules`."""
     what = "list the names that migration replaces, their class and their effect"
-    parser = argparse.ArgumentParser("sightline migrate rules", description=what, allow_abbrev=False)
+    parser = argparse.ArgumentParser(f"{command()} rules", description=what, allow_abbrev=False)
     parser.add_argument("name", metavar="NAME", nargs="?", default="", help="part of a name, e.g. cuda.Stream; all")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", action="store_true", help=f"print the page of {PAGE}: docs/migration_rules.md")
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     if not found:
         raise MigrateError(
             f"no rule for {arguments.name!r}: a name of {PAGE} without a rule is refused, other names of torch are "
-            "not replaced; `sightline migrate rules` lists all"
+            f"not replaced; `{command()} rules` lists all"
         )
     if arguments.json:
         entries = [{"name": shown_name(r), "class": r.kind, "what": r.what, "targets": list(r.targets)} for r in found]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sightline_migrate import terminal, zones
-from sightline_migrate.options import PREFIX, MigrateError
+from sightline_migrate.options import PREFIX, MigrateError, command
 from sightline_migrate.reporting import record, report, syncs
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class ProcessLog:
         return mine
 
     def _pointer(self) -> str:
-        return f"all ranks and workers, line by line: sightline migrate report {report.short(str(self.folder))}"
+        return f"all ranks and workers, line by line: {command()} report {report.short(str(self.folder))}"
 
     def _append(self, text: str) -> None:
         """Append a record in one write, so that threads do not interleave and nothing stays in a buffer."""

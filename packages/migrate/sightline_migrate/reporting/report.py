@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline_migrate import terminal
-from sightline_migrate.options import MigrateError
+from sightline_migrate.options import MigrateError, command
 
 FORMAT = 1
 KINDS = ("refused", "converted", "adapted", "ignored", "exact")
@@ -34,7 +34,7 @@ OF_SYNC = ("what", "file", "line")
 def main(argv: Sequence[str]) -> int:
     """Run the command `report`."""
     what = "merge the log files of all processes of a run into one table, refused calls first"
-    parser = argparse.ArgumentParser("sightline migrate report", description=what, allow_abbrev=False)
+    parser = argparse.ArgumentParser(f"{command()} report", description=what, allow_abbrev=False)
     parser.add_argument("folder", metavar="DIR", help="the folder given to --log; migrate_log by default")
     parser.add_argument("--json", action="store_true", help="print JSON")
     every = "include all runs in the folder, not only the latest; also for nodes that share a folder"
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     documents = read(Path(arguments.folder))
     if not documents:
-        raise MigrateError(f"{arguments.folder} has no migrate_*.json; run `sightline migrate script.py` first")
+        raise MigrateError(f"{arguments.folder} has no migrate_*.json; run `{command()} script.py` first")
     if not arguments.all:
         latest = max(documents, key=lambda document: (document["started"], document["run"]))["run"]
         kept = [document for document in documents if document["run"] == latest]

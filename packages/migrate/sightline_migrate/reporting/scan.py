@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from sightline_migrate import targets, terminal
-from sightline_migrate.options import MigrateError
+from sightline_migrate.options import MigrateError, command
 from sightline_migrate.reporting import report, syncs
 from sightline_migrate.rules.table import Rule, families
 from sightline_migrate.stand_ins import finder
@@ -76,9 +76,9 @@ class CudaUse:
 def main(argv: Sequence[str]) -> int:
     """Run the command `scan`; return 0, or 3 with --strict if a use would be refused."""
     what = "list each use of CUDA and its effect, without running anything"
-    parser = argparse.ArgumentParser("sightline migrate scan", description=what, allow_abbrev=False)
+    parser = argparse.ArgumentParser(f"{command()} scan", description=what, allow_abbrev=False)
     parser.add_argument("paths", metavar="FILE_OR_FOLDER", nargs="+", help="scripts, or folders with .py files")
-    parser.add_argument("--target", default="auto", help="as in `sightline migrate`")
+    parser.add_argument("--target", default="auto", help=f"as in `{command()}`")
     parser.add_argument("--fp16-to-bf16", action="store_true", help="also list conversions by that option")
     parser.add_argument("--float32", action="store_true", help="also list conversions by that option")
     parser.add_argument("--syncs", action="store_true", help="also list lines that wait for the device")
