@@ -123,6 +123,14 @@ def test_both_are_of_one_version_and_the_guest_needs_torch_alone(installed: Inst
     assert not [need for need in needs if "migrate" in need]
 
 
+def test_the_entry_point_for_children_hides_no_version_of_the_guest(guest: Installed):
+    """Its metadata come first on their path, so they must not have the name of the distribution."""
+    folder = guest.site / "sightline_migrate" / "autoload"
+    code = "from importlib.metadata import entry_points, version as v; print(v('sightline-migrate'), "
+    done = python(code + "*[each.name for each in entry_points(group='torch.backends')])", folder, guest.site)
+    assert done.stdout == f"{sightline_migrate.__version__} sightline_migrate\n", done.stderr
+
+
 def test_alone_it_says_where_the_guest_is_found(installed: Installed, site: Path):
     """Nobody owns the name on the package index, so no answer may say `pip install sightline-migrate`."""
     run = "import sys; from sightline.__main__ import run; sys.argv[1:] = ['migrate', 'train.py']; run()"
