@@ -27,7 +27,8 @@ RUN touch README.md LICENSE \
 
 COPY README.md LICENSE ./
 COPY sightline sightline/
-RUN pip install --no-cache-dir --no-deps --no-build-isolation --force-reinstall . \
+COPY packages/migrate packages/migrate/
+RUN pip install --no-cache-dir --no-deps --no-build-isolation --force-reinstall . ./packages/migrate \
     && rm -rf /src/*
 
 # By number, so that Kubernetes can see that it is not root.

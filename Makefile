@@ -49,17 +49,21 @@ audit: $(VENV)/.dev ## licences of all dependencies; known vulnerabilities where
 	$(BIN)/python .ci/audit.py
 
 clean: ## remove the demo, build products and caches; .venv and runs stay
-	rm -rf demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
-	find sightline tests -type d -name __pycache__ -exec rm -rf {} +
+	rm -rf demo build dist *.egg-info $(GUEST)/build $(GUEST)/*.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find sightline packages tests -type d -name __pycache__ -exec rm -rf {} +
 
-# Installation: a stamp per set of packages, renewed when what decides the set changes.
+# Installation: a stamp per set of packages, renewed when what decides the set changes. One call of pip installs
+# Sightline and its guest, sightline-migrate, which nobody owns on the package index.
 
-$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+GUEST := packages/migrate
+DECIDES := pyproject.toml $(GUEST)/pyproject.toml constraints.txt
+
+$(VENV)/.core: $(BIN)/python $(DECIDES)
 	@echo "Installing Sightline into $(VENV): about 5.5 GB with PyTorch, some minutes the first time."
 	$(call install,.)
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(BIN)/python $(DECIDES)
 	@echo "Installing Sightline and its test tools into $(VENV): about 5.5 GB with PyTorch, some minutes the first time."
 	$(call install,.[dev])
 	@touch $(VENV)/.core $@
@@ -75,7 +79,7 @@ define install
 @mkdir -p $(VENV)/tmp
 TMPDIR="$(CURDIR)/$(VENV)/tmp" PIP_USER=0 $(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt pip setuptools
 TMPDIR="$(CURDIR)/$(VENV)/tmp" PIP_USER=0 $(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt \
-	--no-build-isolation -e '$(1)'
+	--no-build-isolation -e '$(1)' -e $(GUEST)
 @rm -rf $(VENV)/tmp
 endef
 

@@ -198,7 +198,7 @@ def run(entry: dict[str, Any], arguments: str, folder: Path, flags: list[str] | 
     command = [sys.executable, *migrate, *(flags or []), str(Path(__file__).resolve()), "--seeded", str(script), *words]
     hidden = "none" if flags is not None else ""
     installed = [str(source)] if entry.get("is_package") else []  # as after `pip install -e .`
-    path = os.pathsep.join([str(REPO), *installed])
+    path = os.pathsep.join([str(REPO), str(REPO / "packages" / "migrate"), *installed])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": hidden}
     environment |= {"PYTHONHASHSEED": "0"}  # some scripts number their classes in the order of a set
     environment |= {"MIGRATION_DATA": entry.get("data", ""), "MIGRATION_TIMES": str(folder / "times")}

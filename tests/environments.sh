@@ -31,7 +31,7 @@ copied() {
     git clone -q "$repo" "$folder/main"
     [ -d "$repo/../shared" ] && ln -s "$(realpath "$repo/../shared")" "$folder/shared"
     cd "$folder/main"
-    export PYTHONPATH=$PWD
+    export PYTHONPATH=$PWD:$PWD/packages/migrate
 }
 
 # Python is often below /root, which only root may enter: in this mount namespace the folders that are needed of it

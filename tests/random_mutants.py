@@ -1,4 +1,4 @@
-"""Draw small bugs at random over the whole package and count how many the default tests notice.
+"""Draw small bugs at random over both packages and count how many the default tests notice.
 
     make mutants N=200 SEED=1        # draw 200, try them, print the kill rate by folder and every survivor
     .venv/bin/python tests/random_mutants.py --seed 1 --only 17 42 -v     # two of that draw again
@@ -37,13 +37,16 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
 REPO = Path(__file__).resolve().parents[1]
+GUEST = REPO / "packages" / "migrate"
+PACKAGES = (REPO / "sightline", GUEST / "sightline_migrate")
+TESTS = (REPO / "tests", GUEST / "tests")
 KEPT = REPO / ".mutants"
 EQUIVALENT = "equivalent, of tests/equivalent_mutants.txt"
 # What runs only on a GPU, so that no default test can notice a bug in it; tests/device are its tests.
@@ -228,12 +231,17 @@ def _is_error(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Name) and call.func.id.endswith(("Error", "BadData"))
 
 
+def found_in(folders: Sequence[Path], pattern: str) -> list[Path]:
+    """Return the files of these folders and all below them, sorted."""
+    return sorted(path for folder in folders for path in folder.rglob(pattern))
+
+
 def drawn(number: int, seed: int, below: str = "") -> list[Bug]:
-    """Draw bugs: a line of the package (or below a folder of it) that can hold one, then one of its bugs."""
+    """Draw bugs: a line of a package (or below a folder) that can hold one, then one of its bugs."""
     lines: dict[tuple[str, int], list[Bug]] = defaultdict(list)
-    for path in sorted((REPO / "sightline").rglob("*.py")):
+    for path in found_in(PACKAGES, "*.py"):
         file = path.relative_to(REPO).as_posix()
-        if file.startswith(f"sightline/{below}") and not ON_DEVICE.search(file):
+        if file.startswith((f"sightline/{below}", below)) and not ON_DEVICE.search(file):
             for bug in bugs_of(file, path.read_text("utf-8")):
                 lines[file, bug.line].append(bug)
     rng = random.Random(seed)
@@ -258,8 +266,8 @@ class Map(NamedTuple):
 def traced(jobs: int) -> Map:
     """Return the map of .mutants/, after tracing the test files that it lacks or that changed."""
     KEPT.mkdir(exist_ok=True)
-    package = {path.relative_to(REPO).as_posix(): _hash([path]) for path in sorted((REPO / "sightline").rglob("*.py"))}
-    files = {path.relative_to(REPO).as_posix(): _hash([path]) for path in sorted((REPO / "tests").rglob("test_*.py"))}
+    package = {path.relative_to(REPO).as_posix(): _hash([path]) for path in found_in(PACKAGES, "*.py")}
+    files = {path.relative_to(REPO).as_posix(): _hash([path]) for path in found_in(TESTS, "test_*.py")}
     stored = KEPT / "map.json"
     empty = {"package": package, "files": {}, "runs": {}, "seconds": {}}
     known = json.loads(stored.read_text()) if stored.exists() else empty
@@ -322,7 +330,7 @@ def _trace(files: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
             except coverage.exceptions.DataError:  # of a process that was killed while it wrote
                 continue
             for measured in data.measured_files():
-                if not Path(measured).is_relative_to(REPO / "sightline"):  # the script of a test
+                if not any(Path(measured).is_relative_to(package) for package in PACKAGES):  # the script of a test
                     continue
                 file = Path(measured).relative_to(REPO).as_posix()
                 for line, contexts in data.contexts_by_lineno(measured).items():
@@ -447,10 +455,10 @@ def _read_names() -> dict[str, list[tuple[str, int]]]:
 
 def _naming(file: str) -> list[str]:
     """Return the test files that name a module, and the test of those that Triton's interpreter runs."""
-    module = file.removesuffix(".py").replace("/", ".")
+    module = file.removeprefix("packages/migrate/").removesuffix(".py").replace("/", ".")
     package, _, name = module.rpartition(".")
     pattern = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
-    paths = sorted((REPO / "tests").rglob("test_*.py"))
+    paths = found_in(TESTS, "test_*.py")
     naming = [p.relative_to(REPO).as_posix() for p in paths if pattern.search(p.read_text("utf-8"))]
     texts = [path.read_text("utf-8") for path in (REPO / "tests").rglob("interpreted_*.py")]
     is_interpreted = package == "sightline.kernels" and any(re.search(rf"\b{name}\b", text) for text in texts)
@@ -461,7 +469,8 @@ def _naming(file: str) -> list[str]:
 
 
 def _environ(tree: Path) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    path = os.pathsep.join([str(tree), str(tree / "packages" / "migrate")])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class Result(NamedTuple):
@@ -545,7 +554,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--below", default="", help="draw in this folder or file only, e.g. data/sources")
+    parser.add_argument("--below", default="", help="draw in this folder or file only, e.g. data/sources or packages")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--limit", type=float, default=60.0, help="seconds of tests for one bug, as they take when traced on free cores"
@@ -564,7 +573,7 @@ def main() -> int:
         trees: SimpleQueue[Path] = SimpleQueue()
         for job in range(arguments.jobs):
             tree = Path(folder, str(job), "sightline")
-            for name in ("sightline", "tests", "docs", "benchmarks", ".ci"):
+            for name in ("sightline", "packages", "tests", "docs", "benchmarks", ".ci"):
                 shutil.copytree(REPO / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
             for path in [*REPO.glob("*.*"), REPO / "Makefile", REPO / "Dockerfile"]:
                 if path.is_file():

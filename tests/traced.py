@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import coverage
 
-PACKAGE = Path(__file__).resolve().parents[1] / "sightline"
+REPO = Path(__file__).resolve().parents[1]
+PACKAGES = (REPO / "sightline", REPO / "packages" / "migrate" / "sightline_migrate")
 
 
 def trace() -> "coverage.Coverage":
@@ -19,7 +20,7 @@ def trace() -> "coverage.Coverage":
     import coverage
 
     data = Path(os.environ["MUTANTS_TRACE"], "data")
-    tracer = coverage.Coverage(str(data), data_suffix=True, source=[str(PACKAGE)], config_file=False)
+    tracer = coverage.Coverage(str(data), data_suffix=True, source=[*map(str, PACKAGES)], config_file=False)
     tracer.set_option("run:patch", ["_exit"])
     tracer.set_option("run:disable_warnings", ["no-data-collected", "module-not-measured"])
     tracer.start()

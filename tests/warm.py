@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pytest
 
 HERE = Path(__file__).resolve().parent
+GUEST = HERE.parent / "packages" / "migrate"
 LIMIT_S = 300  # after which a process counts as hung; two busy cores make a run of half a second last some
 ENVIRON = dict(os.environ)  # before any test changes it
 SELDOM = 50_000, 20, 50  # how many new objects the collector waits for; by default it takes a twentieth of all time
@@ -38,7 +39,7 @@ SELDOM = 50_000, 20, 50  # how many new objects the collector waits for; by defa
 @cache
 def server() -> tuple[TextIO, TextIO]:
     """Where this test process asks, and where it is answered."""
-    path = os.pathsep.join([str(HERE.parent), *filter(None, [ENVIRON.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(HERE.parent), str(GUEST), *filter(None, [ENVIRON.get("PYTHONPATH")])])
     # As in most locales; where there is none Python's encoding is lax.
     environ = ENVIRON | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:strict"}
     environ["CUDA_VISIBLE_DEVICES"] = "none"  # CUDA does not survive a fork

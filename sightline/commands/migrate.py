@@ -1,4 +1,4 @@
-"""`sightline migrate`: an unmodified CUDA script on another device; migrate/ does the work."""
+"""`sightline migrate`: an unmodified CUDA script on another device; packages/migrate does the work."""
 
 from __future__ import annotations
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sightline.migrate import session
+from sightline_migrate import session
 
 session.activate_and_announce(session.MigrateOptions.from_environment())

@@ -1,7 +1,7 @@
 """All terminal output passes through here: control characters in names and texts are shown, never obeyed.
 
 guard() puts it in front of all that a process of ours prints; say() is for code that may run in somebody else's. Bars
-and lines of a run are console.py. Imports nothing of Sightline and no rich: `sightline --help` and migrate use it.
+and lines of a run are console.py. Imports nothing of Sightline and no rich, for `sightline --help`; migrate has a copy.
 """
 
 from __future__ import annotations

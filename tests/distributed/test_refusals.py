@@ -17,7 +17,7 @@ from sightline.errors import BadData, PeerLost, UsageError
 from sightline.hardware.world import World
 from sightline.inference import shares
 from sightline.inference.shares import Share, refuse_other_files
-from sightline.migrate.stand_ins import apex
+from sightline_migrate.stand_ins import apex
 
 RANKS = 2
 

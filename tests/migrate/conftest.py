@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from warm import once as make_once
 from warm import python
 
-from sightline.migrate import activate, deactivate
-from sightline.migrate.reporting import record
-from sightline.migrate.session import Session
-
 REPO = Path(__file__).resolve().parents[2]
+GUEST = REPO / "packages" / "migrate"
+PATHS = os.pathsep.join([str(REPO), str(GUEST)])
 Run = Callable[..., subprocess.CompletedProcess[str]]
 OF_OTHERS = ("SIGHTLINE_MIGRATE", "RANK", "WORLD_SIZE")
-# Hides every GPU from torch, as "" does; but to a migrated script that says that there is no device at all.
-NO_GPU = {"CUDA_VISIBLE_DEVICES": "none"}
+# Those of the package itself, whose tests need torch and pytest alone.
+ITS_OWN = runpy.run_path(str(GUEST / "tests" / "conftest.py"))
+NO_GPU = ITS_OWN["NO_GPU"]
+_no_gpu, on_cpu = ITS_OWN["_no_gpu"], ITS_OWN["on_cpu"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what calls torch.cuda in this process where that answers: these tests are about machines without it."""
-    if torch.cuda.is_available():
-        here = [item for item in items if Path(__file__).parent in item.path.parents]
-        for item in here:
-            item.add_marker(pytest.mark.skip(reason="torch finds a CUDA device; hide it: CUDA_VISIBLE_DEVICES=none"))
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in NO_GPU.items():
-        monkeypatch.setenv(name, value)
+    ITS_OWN["skip_beside_a_gpu"](items, Path(__file__).parent)
 
 
 def _environment(more: dict[str, str] | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_OTHERS)}
-    return kept | NO_GPU | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | (more or {})
+    return kept | NO_GPU | {"PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"} | (more or {})
 
 
 @pytest.fixture(scope="session")
@@ -96,18 +86,3 @@ def run_script(tmp_path: Path, fork: Run) -> Run:
         return fork(tmp_path, *words, **more)
 
     return run
-
-
-@pytest.fixture
-def on_cpu() -> Iterator[Callable[..., Session]]:
-    """on_cpu(**options) activates for the rest of the test, in this process."""
-    record.reset()
-
-    def start(**options: object) -> Session:
-        found = activate(target="cpu", **options)
-        assert found is not None
-        return found
-
-    yield start
-    deactivate()
-    record.reset()

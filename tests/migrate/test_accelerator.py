@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from sightline.migrate import AUTOLOAD
+from sightline_migrate import AUTOLOAD
 
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent / "accelerator"
 TOPICS = [node.name for node in ast.parse((HERE / "checks.py").read_text()).body if isinstance(node, ast.FunctionDef)]
 TOPICS = [name for name in TOPICS if name != "where" and not name.startswith("_")]
-PATHS = {"PYTHONPATH": os.pathsep.join([str(REPO), str(HERE)])}
+GUEST = REPO / "packages" / "migrate"
+PATHS = {"PYTHONPATH": os.pathsep.join([str(REPO), str(GUEST), str(HERE)])}
 TWIN = ("-m", "sightline.migrate", "--target", "twin")
 KEPT_TABLE = REPO / "benchmarks" / "results" / "cuda-semantics-twin.json"
 Run = Callable[..., Any]
@@ -123,7 +124,7 @@ def test_switched_on_by_the_environment(fork: Run, library: str, tmp_path: Path,
     The worker is a process of its own, as a user starts it.
     """
     (tmp_path / "script.py").write_text(SWITCHED_ON)
-    paths = [AUTOLOAD, REPO, HERE]
+    paths = [AUTOLOAD, REPO, GUEST, HERE]
     environment = {
         "TWIN_LIBRARY": library,
         "SIGHTLINE_MIGRATE": "1",

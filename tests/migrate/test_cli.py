@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sightline.migrate import AUTOLOAD, cli
+from sightline_migrate import AUTOLOAD, cli
 
 REPO = Path(__file__).resolve().parents[2]
+PATHS = os.pathsep.join([AUTOLOAD, str(REPO), str(REPO / "packages" / "migrate")])
 Run = Callable[..., subprocess.CompletedProcess[str]]
 LOOK = """import gc, json, sys
 gc.freeze()  # migrated, it has torch, and ends sooner
@@ -103,7 +104,7 @@ def test_usage_errors(
 
 def test_names_of_the_vendors_toolkit(fork: Run, tmp_path: Path):
     (tmp_path / "train.py").write_text("import gc, torch\ngc.freeze()\nprint(torch.ones(2, device='cuda').sum())\n")
-    env = {"PT_HPU_GPU_MIGRATION": "1", "GPU_MIGRATION_LOG_LEVEL": "1", "PYTHONPATH": f"{AUTOLOAD}{os.pathsep}{REPO}"}
+    env = {"PT_HPU_GPU_MIGRATION": "1", "GPU_MIGRATION_LOG_LEVEL": "1", "PYTHONPATH": PATHS}
     done = fork(tmp_path, "train.py", env=env)
     assert done.stdout == "tensor(2.)\n"
     (log,) = (tmp_path / "migrate_log").glob("gpu_migration_*.log")
@@ -120,6 +121,6 @@ def test_import_with_the_variable_set_activates_without_a_word(fork: Run, tmp_pa
     """As in every process that a script with this line spawns: its main module is imported again."""
     text = "import sightline.migrate.auto\nimport gc, torch\ngc.freeze()\nprint(torch.ones(2, device='cuda').sum())\n"
     (tmp_path / "train.py").write_text(text)
-    env = {"SIGHTLINE_MIGRATE": "1", "SIGHTLINE_MIGRATE_TARGET": "cpu", "PYTHONPATH": f"{AUTOLOAD}{os.pathsep}{REPO}"}
+    env = {"SIGHTLINE_MIGRATE": "1", "SIGHTLINE_MIGRATE_TARGET": "cpu", "PYTHONPATH": PATHS}
     done = fork(tmp_path, "train.py", env=env)
     assert done.stdout == "tensor(2.)\n" and done.stderr == "sightline migrate: CUDA calls run on cpu\n"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.migrate.reporting import record
+from sightline_migrate.reporting import record
 
 Start = Callable[..., Any]
 Run = Callable[..., Any]

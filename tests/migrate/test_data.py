@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from sightline.migrate.reporting import record
+from sightline_migrate.reporting import record
 
 NUMBERS = TensorDataset(torch.arange(4.0))
 

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 from warm import free_port
 
-from sightline.migrate import cli, targets
-from sightline.migrate.reporting import record
-from sightline.migrate.rules import distributed
-from sightline.migrate.targets import Target
+from sightline_migrate import cli, targets
+from sightline_migrate.reporting import record
+from sightline_migrate.rules import distributed
+from sightline_migrate.targets import Target
 
 FIXTURES = Path(__file__).parent / "fixtures"
 BUILT_WITH_NCCL = dist.is_nccl_available(), dist.is_backend_available("nccl")  # of torch, before any activation

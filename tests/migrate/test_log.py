@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from sightline import migrate
-from sightline.migrate.reporting import logfile
+import sightline_migrate as migrate
+from sightline_migrate.reporting import logfile
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 RECORD = re.compile(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sightline.migrate import AUTOLOAD
+from sightline_migrate import AUTOLOAD
 
 REPO = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -104,7 +104,7 @@ def test_mixed_precision(on_cuda: dict[str, list[str]], run: str) -> None:
 def test_float16_becomes_bfloat16(fork: Run, on_cuda: dict[str, list[str]], tmp_path: Path) -> None:
     """Under the vendor's own names of the switches."""
     environment = {
-        "PYTHONPATH": os.pathsep.join([AUTOLOAD, str(REPO)]),
+        "PYTHONPATH": os.pathsep.join([AUTOLOAD, str(REPO), str(REPO / "packages" / "migrate")]),
         "SIGHTLINE_MIGRATE_TARGET": "cpu",
         "SIGHTLINE_MIGRATE_AMP": "keep",
         "PT_HPU_GPU_MIGRATION": "1",

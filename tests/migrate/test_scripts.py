@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.migrate import AUTOLOAD
-from sightline.migrate.reporting import advice
+from sightline_migrate import AUTOLOAD
+from sightline_migrate.reporting import advice
 
 REPO = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -102,9 +102,9 @@ def test_hook_never_raises(run_script: Run):
 @pytest.mark.parametrize(("source", "says"), [("", "ImportError("), ("def", "SyntaxError(")])
 def test_entry_point_never_raises(source: str, says: str, tmp_path: Path):
     """Not even where the rest of the package is gone or broken."""
-    folder = tmp_path / "sightline" / "migrate" / "autoload"
+    folder = tmp_path / "sightline_migrate" / "autoload"
     shutil.copytree(AUTOLOAD, folder)
-    (tmp_path / "sightline" / "__init__.py").write_text(source)
+    (tmp_path / "sightline_migrate" / "__init__.py").write_text(source)
     code = "from importlib.metadata import entry_points as e; [each.load()() for each in e(group='torch.backends')]"
     command, variables = [sys.executable, "-S", "-c", code], {"PYTHONPATH": str(folder), "SIGHTLINE_MIGRATE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
@@ -116,9 +116,11 @@ def test_import_activates(run_script: Run):
     assert "available True" in done.stdout
 
 
-def test_importing_the_package_imports_no_torch():
-    code = "import sys; from sightline.migrate import hook; hook.autoload(); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(REPO)}, timeout=60)
+@pytest.mark.parametrize("package", ["sightline_migrate", "sightline.migrate"])
+def test_importing_the_package_imports_no_torch(package: str):
+    code = f"import sys; from {package} import hook; hook.autoload(); assert 'torch' not in sys.modules"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPO), str(REPO / "packages" / "migrate")])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=60)
 
 
 REFUSED = {

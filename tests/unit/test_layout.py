@@ -19,6 +19,7 @@ from together import together
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGE = REPO / "sightline"
+GUEST = REPO / "packages" / "migrate" / "sightline_migrate"
 
 MAX_DOCSTRING_LINES = 5
 
@@ -36,16 +37,17 @@ CONCRETE_PARTS = (
     "sightline.data.masks",
     "sightline.data.segmentation",
 )
-USED_BY_MIGRATE = ("sightline.hardware.onednn", "sightline.models.norm", "sightline.terminal")
 # The commands run behind the guard of sightline.terminal. What runs inside `import torch` prints what repr() made safe.
 MAY_PRINT = (
     "sightline/cli.py",
     "sightline/commands/",
     "sightline/terminal/__init__.py",
     "sightline/hardware/launch/",
-    "sightline/migrate/hook.py",
+    "sightline_migrate/hook.py",
+    "sightline_migrate/terminal.py",
+    "sightline_migrate/autoload/",
 )
-MAY_PRINT += ("sightline/migrate/autoload/",)
+VENDORS = "habana_frameworks"  # asked for only where the device is one of theirs
 SERVERS = ("http.server", "socketserver", "xmlrpc.server", "wsgiref", "asyncio", "multiprocessing.managers")
 KNOWS_YAML = "sightline/files/plain_yaml.py"
 UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
@@ -62,7 +64,7 @@ Offences = Iterator[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Module:
-    """One source file; `path` is relative to the repository, with forward slashes."""
+    """One source file; `path` is relative to the folder that holds its package, with forward slashes."""
 
     path: str
     source: str
@@ -78,7 +80,7 @@ class Module:
 
     @property
     def folder(self) -> str:
-        """The folder below sightline/, or '' for the files directly in it."""
+        """The folder below the package, or '' for the files directly in it."""
         parts = self.path.split("/")
         return parts[1] if len(parts) > 2 else ""
 
@@ -86,10 +88,18 @@ class Module:
     def package(self) -> list[str]:
         return self.path.split("/")[:-1]
 
+    @property
+    def is_guest(self) -> bool:
+        return self.package[0] == GUEST.name
+
 
 @cache  # every rule reads all of them
 def modules() -> list[Module]:
-    return [Module(p.relative_to(REPO).as_posix(), p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))]
+    return [
+        Module(path.relative_to(package.parent).as_posix(), path.read_text("utf-8"))
+        for package in (PACKAGE, GUEST)
+        for path in sorted(package.rglob("*.py"))
+    ]
 
 
 @cache
@@ -167,6 +177,8 @@ def is_for_types(module: Module, line: int) -> bool:
 
 
 def imports_point_down(module: Module) -> Offences:
+    if module.is_guest:  # it has a rule of its own
+        return
     own, folder = room_of(module.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     if folder in ("", "__main__"):  # the package itself holds its version, and the start of a process imports the door
         return
@@ -194,12 +206,10 @@ def train_knows_no_concrete_part(module: Module) -> Offences:
 
 
 def only_recipes_choose(module: Module) -> Offences:
-    if module.folder in ("recipes", "train", "engine"):  # the last two have their own, wider rule
+    if module.folder in ("recipes", "train", "engine") or module.is_guest:  # have rules of their own
         return
     own = f"sightline.{module.folder}" if module.folder else "-"
     for line, name in imports(module):
-        if module.folder == "migrate" and is_in(name, *USED_BY_MIGRATE):
-            continue
         if is_in(name, *CONCRETE_PARTS) and not is_in(name, own):
             yield line, f"{module.path} imports {name}; only recipes import concrete parts"
 
@@ -210,28 +220,30 @@ def one_file_reads_yaml(module: Module) -> Offences:
             yield line, f"imports {name}; only {KNOWS_YAML} may"
 
 
-def migrate_stands_alone(module: Module) -> Offences:
-    if module.folder == "migrate":
-        for line, name in imports(module):
-            if is_in(name, "sightline") and not is_in(name, "sightline.migrate", *USED_BY_MIGRATE):
-                yield line, f"migrate imports {name}; of sightline it may import {' and '.join(USED_BY_MIGRATE)} only"
+def the_guest_needs_torch_alone(module: Module) -> Offences:
+    if not module.is_guest:
+        return
+    for line, name in imports(module):
+        if name.split(".")[0] not in (*sys.stdlib_module_names, "torch", VENDORS, GUEST.name):
+            yield line, f"{module.path} imports {name}; {GUEST.name} needs torch alone, so copy what it must have"
 
 
-def what_migrate_uses_stands_alone(module: Module) -> Offences:
-    if module.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") in USED_BY_MIGRATE:
-        for line, name in imports(module):
-            if is_in(name, "sightline"):
-                yield line, f"{module.path} imports {name}; migrate uses it alone, so it needs torch only"
+def the_guest_is_asked_at_one_door(module: Module) -> Offences:
+    if module.is_guest or module.folder == "migrate":
+        return
+    for line, name in imports(module):
+        if is_in(name, GUEST.name):
+            yield line, f"{module.path} imports {name}; it may be missing, and sightline/migrate says so"
 
 
 def private_files_stay_in_their_folder(module: Module) -> Offences:
     for line, name in imports(module):
         parts = name.split(".")
         private = next((at for at, part in enumerate(parts) if re.match("_(?!_)", part)), None)
-        if parts[0] != "sightline" or private is None:
+        if parts[0] not in (PACKAGE.name, GUEST.name) or private is None:
             continue
         owner = parts[:private]
-        if not REPO.joinpath(*owner).is_dir():  # a private name of a file
+        if not any(root.joinpath(*owner).is_dir() for root in (REPO, GUEST.parent)):  # a private name of a file
             owner = owner[:-1]
         if module.package != owner:
             yield line, f"{module.path} imports {name}; _names belong to their folder, give it a public name"
@@ -350,14 +362,14 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/config.py", "import yaml"),
         ("sightline/runs/log.py", "from yaml import safe_load"),
     ],
-    migrate_stands_alone: [
-        ("sightline/migrate/run.py", "from sightline.errors import UsageError"),
-        ("sightline/migrate/run.py", "from ..models import resnet"),
+    the_guest_needs_torch_alone: [
+        ("sightline_migrate/run.py", "from sightline.errors import UsageError"),
+        ("sightline_migrate/rules/run.py", "def f():\n    import numpy"),
+        ("sightline_migrate/run.py", "import sightline.migrate"),
     ],
-    what_migrate_uses_stands_alone: [
-        ("sightline/models/norm.py", "from sightline.hardware import world"),
-        ("sightline/hardware/onednn.py", "from sightline.hardware import devices"),
-        ("sightline/terminal/__init__.py", "from sightline import errors"),
+    the_guest_is_asked_at_one_door: [
+        ("sightline/commands/migrate.py", "def f():\n    from sightline_migrate import cli"),
+        ("sightline/models/norm.py", "import sightline_migrate.norm"),
     ],
     the_terminal_is_guarded: [
         ("sightline/data/inputs.py", "print(name)"),
@@ -409,10 +421,12 @@ ALLOWED = [
         "sightline/parts.py",
         '"""A."""\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sightline.hardware import world\n',
     ),
-    ("sightline/migrate/run.py", '"""A."""\nfrom sightline.models.norm import SyncBatchNorm\nfrom . import launcher\n'),
-    ("sightline/migrate/run.py", '"""A."""\nfrom sightline import terminal\nterminal.say("")\n'),
+    (
+        "sightline_migrate/run.py",
+        '"""A."""\nimport torch\nfrom sightline_migrate import terminal\nfrom . import launcher\n',
+    ),
+    ("sightline/migrate/cli.py", '"""A."""\nfrom sightline_migrate.cli import main\n'),
     ("sightline/cli.py", '"""A."""\nprint()\n'),
-    ("sightline/migrate/run.py", '"""A."""\nfrom sightline.hardware import onednn\n'),
     ("sightline/train/state.py", '"""A."""\nfrom sightline.models import norm\n'),
     ("sightline/recipes/r.py", '"""' + "a\n" * 9 + '"""\nfrom sightline.models import resnet\n'),
     ("sightline/data/classification/dataset.py", '"""A."""\nfrom sightline.data import sources\n'),
@@ -437,7 +451,7 @@ def by_name(value: object) -> str | None:
 @pytest.mark.parametrize("rule", RULES, ids=by_name)
 def test_rule_holds(rule: Rule):
     found = modules()
-    assert found, f"no modules below {PACKAGE}"
+    assert {module.package[0] for module in found} == {PACKAGE.name, GUEST.name}
     offences = [f"{module.path}:{line}: {message}" for module in found for line, message in rule(module)]
     assert not offences, "\n" + "\n".join(offences)
 
@@ -453,7 +467,8 @@ def test_rules_allow(path: str, source: str):
 
 
 def test_every_folder_is_a_package():
-    missing = {p.parent.relative_to(REPO) for p in PACKAGE.rglob("*.py") if not (p.parent / "__init__.py").is_file()}
+    folders = {path.parent for package in (PACKAGE, GUEST) for path in package.rglob("*.py")}
+    missing = {folder.relative_to(REPO) for folder in folders if not (folder / "__init__.py").is_file()}
     assert not missing, f"without __init__.py these stay out of the wheel: {sorted(map(str, missing))}"
 
 

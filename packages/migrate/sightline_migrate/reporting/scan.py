@@ -1,0 +1,473 @@
+"""`sightline migrate scan`: list the uses of CUDA in a script and the effect of each, before it runs.
+
+Reads the source only; the script is neither executed nor imported. Effects come from the table of rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.machinery
+import inspect
+import itertools
+import json
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from sightline_migrate import targets, terminal
+from sightline_migrate.options import MigrateError, command
+from sightline_migrate.reporting import report, syncs
+from sightline_migrate.rules.table import Rule, families
+from sightline_migrate.stand_ins import finder
+
+FORMAT = 1
+SYNC = "sync"
+EXIT_REFUSED = 3
+SKIPPED_FOLDERS = ("site-packages", "dist-packages", "node_modules", "__pycache__", "build", "dist")
+STAND_INS = ("apex", "pynvml")
+ROOTS = ("torch", "triton", *STAND_INS)
+CALLS_OF_CLASSES = ("__init__", "__new__", "__call__")
+# Rules that matter only if one of these keyword arguments is given.
+NEEDS_OF_FAMILY = {"factories": ("device",), "convolution": ("stride",)}
+NEEDS_OF_NAME = {
+    "torch.utils.data": ("pin_memory", "pin_memory_device"),
+    "torch.distributed.barrier": ("device_ids",),
+    "torch.distributed.distributed_c10d.barrier": ("device_ids",),
+}
+CAPTURABLE = "torch.optim.Optimizer.add_param_group"
+# Rules that change something only with --fp16-to-bf16 or --float32.
+CONVERTING = (
+    "torch.Tensor.half", "torch.nn.Module.half", "torch.set_default_dtype", "torch.Tensor.bfloat16",
+    "torch.nn.Module.bfloat16",
+)  # fmt: skip
+SHOWN_AS = ("torch.Tensor.is_cuda", "torch.Tensor.is_cpu", "torch.Tensor.get_device")
+UNREADABLE = ("device", "dtype", "type", "new", "share_memory_")  # too common as names of other things
+KERNEL_OF_TRITON = ("triton.jit", "triton.autotune", "triton.heuristics")
+CUDA_LIBRARIES = (
+    "cudf", "cuml", "cupy", "flash_attn", "numba.cuda", "nvidia.dali", "pycuda", "tensorrt", "torch_tensorrt",
+    "transformer_engine",
+)  # fmt: skip
+IMPORTED = ("torch.amp", "torch.cuda", "torch.distributed", "torch.nn", "torch.profiler", "torch.utils.data")
+LOUD = "torch.utils.cpp_extension"  # importing it warns about missing CUDA; its rules are found by name
+STATIC_SYNCS = {name: label for name, label in syncs.METHODS.items() if not name.startswith("__")}
+
+
+@dataclass(frozen=True)
+class CudaUse:
+    """One use of CUDA at one line."""
+
+    file: str
+    line: int
+    kind: str
+    """exact, adapted, ignored, refused, or sync"""
+    api: str
+    what: str
+    source: str
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command `scan`; return 0, or 3 with --strict if a use would be refused."""
+    what = "list each use of CUDA and its effect, without running anything"
+    parser = argparse.ArgumentParser(f"{command()} scan", description=what, allow_abbrev=False)
+    parser.add_argument("paths", metavar="FILE_OR_FOLDER", nargs="+", help="scripts, or folders with .py files")
+    parser.add_argument("--target", default="auto", help=f"as in `{command()}`")
+    parser.add_argument("--fp16-to-bf16", action="store_true", help="also list conversions by that option")
+    parser.add_argument("--float32", action="store_true", help="also list conversions by that option")
+    parser.add_argument("--syncs", action="store_true", help="also list lines that wait for the device")
+    parser.add_argument("--advise", action="store_true", help="also say how each line gets faster and more accurate")
+    parser.add_argument("--strict", action="store_true", help=f"exit code {EXIT_REFUSED} if a use would be refused")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(argv)
+    target = targets.choose(arguments.target)
+    name = target.name if target is not None else "cpu"
+    rules = RuleIndex(name, CONVERTING if arguments.float32 else CONVERTING[:3] if arguments.fp16_to_bf16 else ())
+    files = sources(arguments.paths)
+    found = [use for file in files for use in scan_file(file, rules)]
+    if not arguments.syncs:
+        found = [use for use in found if use.kind != SYNC]
+    advice = _advice(files, rules, found) if arguments.advise else []
+    if arguments.json:
+        document: dict[str, Any] = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
+        document |= {"findings": [asdict(use) for use in found]}
+        document |= {"advice": [asdict(each) for each in advice]} if arguments.advise else {}
+        terminal.say(json.dumps(document, indent=1))
+    else:
+        terminal.say(as_text(found, files, name))
+    if arguments.advise and not arguments.json:
+        from sightline_migrate.reporting import tuning
+
+        terminal.say(f"\n{tuning.as_text(advice)}")
+    return EXIT_REFUSED if arguments.strict and any(use.kind == "refused" for use in found) else 0
+
+
+def _advice(files: Sequence[Path], rules: RuleIndex, found: Sequence[CudaUse]) -> list[Any]:
+    from sightline_migrate.reporting import tuning  # it reads files with the Reader below
+
+    return [a for file in files for a in tuning.advise_file(file, rules, [u for u in found if u.file == str(file)])]
+
+
+def sources(paths: Sequence[str]) -> list[Path]:
+    """Return the Python files among and below `paths`."""
+    found: list[Path] = []
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            below = sorted(path.rglob("*.py"))
+            found += [p for p in below if not _is_skipped(p.relative_to(path).parts[:-1])]
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise MigrateError(f"{text} is neither a file nor a folder; give a script or a folder of scripts")
+    if not found:
+        raise MigrateError(f"no .py file below {', '.join(paths)}; give a script or a folder of scripts")
+    return list(dict.fromkeys(found))
+
+
+def _is_skipped(folders: tuple[str, ...]) -> bool:
+    return any(folder.startswith(".") or folder in SKIPPED_FOLDERS for folder in folders)
+
+
+def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
+    """Return the uses of CUDA in one file, in line order."""
+    text = path.read_bytes()
+    try:
+        tree = ast.parse(text, str(path))
+    except SyntaxError as error:
+        raise MigrateError(f"{path}:{error.lineno}: {error.msg}; this Python version cannot parse it") from error
+    lines = text.decode("utf-8", "replace").splitlines()
+    found = {
+        (line, kind, api): CudaUse(str(path), line, kind, api, what, lines[line - 1].strip())
+        for line, kind, api, what in Reader(tree, rules).uses()
+    }
+    return sorted(found.values(), key=lambda use: (use.line, (*report.KINDS, SYNC).index(use.kind)))
+
+
+class RuleIndex:
+    """The rules of one target, by name, by identity (a class has many names) or by method name."""
+
+    def __init__(self, target: str, converting: Sequence[str] = ()) -> None:
+        self.target = target
+        self._by_name: dict[str, Rule] = {}
+        self._by_object: dict[int, Rule] = {}
+        self.methods: dict[str, Rule] = {}
+        self.needs: dict[Rule, tuple[str, ...]] = {}
+        self.silent = set(_without_rules())
+        for family in families():
+            for rule in family.rules():
+                if rule.fits(target) and (rule.name not in CONVERTING or rule.name in converting):
+                    self._enter(rule, family.__name__.rpartition(".")[2])
+
+    def _enter(self, rule: Rule, family: str) -> None:
+        owner, _, last = rule.name.rpartition(".")
+        name = owner if last in CALLS_OF_CLASSES else rule.name
+        self._by_name.setdefault(name, rule)
+        value = resolve(name) if not rule.module else None
+        if value is not None and not isinstance(value, bool | int | str):
+            self._by_object.setdefault(id(value), rule)
+        if owner in ("torch.Tensor", "torch.nn.Module") and last not in UNREADABLE:
+            self.methods.setdefault(last, rule)
+        by_name = next((needs for start, needs in NEEDS_OF_NAME.items() if f"{rule.name}.".startswith(start + ".")), ())
+        self.needs[rule] = NEEDS_OF_FAMILY.get(family, ()) or by_name
+
+    def has_below(self, name: str) -> bool:
+        """Return True if a rule's name starts with this name and a dot."""
+        return any(known.startswith(name + ".") for known in self._by_name)
+
+    def find(self, dotted: str) -> tuple[str, Rule] | None:
+        """Return (name, rule) for the longest prefix that has a rule, or None."""
+        parts = dotted.split(".")
+        for end in range(len(parts), 1, -1):
+            name = ".".join(parts[:end])
+            rule = self._by_name.get(name)
+            value = resolve(name) if rule is None else None
+            if rule is None and value is not None:
+                kin = value.__mro__ if isinstance(value, type) else (value,)
+                rule = next((self._by_object[id(each)] for each in kin if id(each) in self._by_object), None)
+            if rule is not None:
+                return name, rule
+        return None
+
+
+def _without_rules() -> Iterator[str]:
+    """Yield all names that the stand-ins offer."""
+    for package in finder.PACKAGES.values():
+        for module, names in package.MODULES.items():
+            yield from (f"{module}.{name}" for name in names)
+
+
+def resolve(dotted: str) -> Any:
+    """Return the object of a torch name, or None; imports some modules of torch, never other packages."""
+    parts = dotted.split(".")
+    # torch.ops and torch.classes create attributes on access.
+    if parts[0] != "torch" or parts[1:2] in (["ops"], ["classes"]) or dotted.startswith(LOUD):
+        return None
+    here: Any = torch
+    for at, part in enumerate(parts[1:], start=2):
+        there = inspect.getattr_static(here, part, None) if isinstance(here, type) else _attribute(here, part)
+        if there is None:
+            there = _imported(here, ".".join(parts[:at]))
+        if there is None:
+            return None
+        here = there
+    return here
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated names: the script uses them, not we
+        return getattr(owner, name, None)
+
+
+def _imported(package: Any, name: str) -> ModuleType | None:
+    """Import a module that `import torch` does not load, if rules refer to it."""
+    path = vars(package).get("__path__") if isinstance(package, ModuleType) else None
+    is_wanted = path is not None and any(f"{name}.".startswith(known + ".") for known in IMPORTED)
+    if not is_wanted or importlib.machinery.PathFinder.find_spec(name, path) is None:
+        return None
+    return importlib.import_module(name)
+
+
+UseInFile = tuple[int, str, str, str]  # line, kind, api, what
+
+
+class Reader:
+    """Finds the uses of CUDA in one syntax tree."""
+
+    def __init__(self, tree: ast.Module, rules: RuleIndex) -> None:
+        self.tree = tree
+        self.rules = rules
+        self.aliases = dict(_aliases(tree))
+        self.guarded = set(_guarded(tree))
+        # An alias (`sync = torch.cuda.synchronize`) counts like an import.
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                dotted = self.dotted(node.value)
+                if dotted.startswith(("torch.cuda", "torch.amp")) and callable(resolve(dotted) or torch.cuda):
+                    self.aliases.setdefault(node.targets[0].id, dotted)
+
+    def dotted(self, node: ast.AST) -> str:
+        """Return the full name of `tc.amp.autocast`, resolved through the imports; '' if it is not imported."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id not in self.aliases:
+            return ""
+        plain = itertools.takewhile(lambda part: not part.startswith("__"), parts)  # `amp.__dict__` counts as amp
+        return ".".join([self.aliases[node.id], *plain])
+
+    def uses(self) -> Iterator[UseInFile]:
+        inner: set[int] = set()
+        called: dict[int, ast.Call] = {}
+        for node in ast.walk(self.tree):  # breadth first: a call before its function, a.b.c before a.b
+            if isinstance(node, ast.Call):
+                called[id(node.func)] = node
+                yield from self._literals(node)
+            if isinstance(node, ast.Attribute):
+                inner.add(id(node.value))
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield from self._import(node)
+            elif isinstance(node, ast.Attribute | ast.Name) and id(node) not in inner:
+                yield from self._use(node, called.get(id(node)))
+
+    def _use(self, node: ast.Attribute | ast.Name, call: ast.Call | None) -> Iterator[UseInFile]:
+        line = node.end_lineno or node.lineno
+        dotted = self.dotted(node)
+        if dotted:
+            yield from self._name(line, dotted, call)
+        elif isinstance(node, ast.Attribute):
+            yield from self._method(line, node.attr, call)
+
+    def _name(self, line: int, dotted: str, call: ast.Call | None) -> Iterator[UseInFile]:
+        """Yield uses by full name."""
+        if dotted.split(".")[0] not in ROOTS:
+            return
+        if dotted == "torch.cuda.synchronize" and call is not None:
+            yield line, SYNC, dotted, "waits for the device"
+        if dotted.startswith("triton."):
+            yield from self._triton(line, dotted)
+            return
+        if dotted == "torch.device":
+            yield from _device_number(line, call)
+            return
+        if dotted.split(".")[0] in STAND_INS:
+            yield from self._stand_in(line, dotted)
+            return
+        if dotted.startswith("torch.optim.") and call is not None and _given(call, "capturable"):
+            dotted = CAPTURABLE
+        found = self.rules.find(dotted)
+        if found is None:
+            if dotted.startswith("torch.cuda.") and _is_unknown(dotted):
+                yield line, "refused", dotted, f"torch {torch.__version__} has no such name, or no rule covers it"
+            return
+        name, rule = found
+        if self._matters(rule, call):
+            yield line, rule.kind, name, self._what(rule)
+
+    def _method(self, line: int, attribute: str, call: ast.Call | None) -> Iterator[UseInFile]:
+        """Yield uses such as `.cuda()` of an unknown object; few things besides tensors and modules have it."""
+        if call is not None and attribute in STATIC_SYNCS:
+            yield line, SYNC, STATIC_SYNCS[attribute], "waits for the device"
+        rule = self.rules.methods.get(attribute)
+        is_asked = attribute in ("is_cuda", "is_cpu")
+        if rule is None or (call is None) != is_asked:
+            return
+        if attribute == "to" and call is not None:
+            values = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "device")]
+            if not any(self._may_be_device(value) for value in values):
+                if any(_text(value) == "cpu" for value in values):
+                    yield line, SYNC, '.to("cpu")', "waits for the device"
+                return
+        if self._matters(rule, call):
+            yield line, rule.kind, f".{attribute}" + ("" if is_asked else "()"), self._what(rule)
+
+    def _may_be_device(self, node: ast.expr) -> bool:
+        """Return True for a literal that names CUDA or a device index, and for names of unknown value."""
+        if isinstance(node, ast.Constant):
+            return str(node.value).startswith("cuda") or isinstance(node.value, int)
+        return not isinstance(resolve(self.dotted(node)) if self.dotted(node) else None, torch.dtype)
+
+    def _matters(self, rule: Rule, call: ast.Call | None) -> bool:
+        needs = self.rules.needs.get(rule, ())
+        if rule.name.startswith("torch.utils.cpp_extension.load"):
+            return call is not None and _has_cuda_sources(call)
+        if not needs:
+            return True
+        if call is None:
+            return False
+        return any(_given(call, name) for name in needs)
+
+    def _what(self, rule: Rule) -> str:
+        """Return the rule's text, or another one if an option decides."""
+        if rule.name in SHOWN_AS and self.rules.target == "cpu":
+            return "reports cpu; cuda with --claim"
+        if rule.name == "torch.version.cuda":
+            return f"unchanged ({torch.version.cuda}); 12.4 with --cuda-version 12.4"
+        return rule.what
+
+    def _triton(self, line: int, dotted: str) -> Iterator[UseInFile]:
+        if dotted in KERNEL_OF_TRITON and self.rules.has_below("triton"):
+            what = f"a kernel cannot run on {self.rules.target}; TRITON_INTERPRET=1 emulates it, slowly"
+            yield line, "refused", dotted, what
+
+    def _stand_in(self, line: int, dotted: str) -> Iterator[UseInFile]:
+        """Yield uses of apex and pynvml; there are no rules for them if they are installed."""
+        package = dotted.split(".")[0]
+        found = self.rules.find(dotted)
+        if found is not None:
+            yield line, found[1].kind, found[0], found[1].what
+        elif any(f"{dotted}.".startswith(name + ".") for name in self.guarded):
+            return
+        elif dotted not in self.rules.silent and self.rules.has_below(package) and not self.rules.has_below(dotted):
+            yield line, "refused", dotted, f"{package} is not installed, and its stand-in has no such name"
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[UseInFile]:
+        for name in _imported_names(node):
+            library = next((known for known in CUDA_LIBRARIES if f"{name}.".startswith(known + ".")), None)
+            if library is not None and name not in self.guarded:
+                yield node.lineno, "refused", library, "its kernels need CUDA"
+            if name.split(".")[0] in STAND_INS:
+                yield from self._stand_in(node.lineno, name)
+
+    def _literals(self, call: ast.Call) -> Iterator[UseInFile]:
+        """Yield `device="cuda"` arguments of calls without a rule: mapped where they reach torch."""
+        for keyword in call.keywords:
+            text = _text(keyword.value)
+            if keyword.arg in ("device", "device_type") and text.startswith("cuda"):
+                found = self.rules.find(self.dotted(call.func)) if self.dotted(call.func) else None
+                is_method = isinstance(call.func, ast.Attribute) and call.func.attr in self.rules.methods
+                if found is None and not is_method:
+                    yield keyword.value.lineno, "exact", f'{keyword.arg}="{text}"', "mapped where it reaches torch"
+
+
+def _aliases(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield (name in this file, full name) of every import, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                first = alias.name.split(".")[0]
+                yield (alias.asname, alias.name) if alias.asname else (first, first)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if alias.name != "*":
+                    yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+                elif node.module.split(".")[0] == "torch":
+                    yield from (
+                        (name, f"{node.module}.{name}") for name in getattr(resolve(node.module), "__all__", ())
+                    )
+
+
+def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{name}" for name in names] if node.module and not node.level else []
+    return names
+
+
+def _guarded(tree: ast.Module) -> Iterator[str]:
+    """Yield names whose import may fail: `try: import cupy`, `except ImportError`; the script handles that itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
+            for inner in (each for statement in node.body for each in ast.walk(statement)):
+                if isinstance(inner, ast.Import | ast.ImportFrom):
+                    yield from _imported_names(inner)
+
+
+def _catches_import_error(handler: ast.ExceptHandler) -> bool:
+    caught = ast.unparse(handler.type) if handler.type is not None else "Exception"
+    return any(name in caught for name in ("ImportError", "ModuleNotFoundError", "Exception"))
+
+
+def _is_unknown(dotted: str) -> bool:
+    """Return True if a name below torch.cuda is missing here, or is a function that no rule covers."""
+    value = resolve(dotted)
+    return value is None or (callable(value) and not isinstance(value, type | ModuleType) and "._" not in dotted)
+
+
+def _device_number(line: int, call: ast.Call | None) -> Iterator[UseInFile]:
+    """Yield torch.device(0) if this build has no accelerator: it raises, and torch.device is not replaced."""
+    first = call.args[0] if call is not None and call.args else None
+    if isinstance(first, ast.Constant) and type(first.value) is int:
+        try:
+            torch.device(first.value)
+        except RuntimeError:
+            what = f'this build of torch has no device {first.value}; use torch.device("cuda:{first.value}")'
+            yield line, "refused", f"torch.device({first.value})", what
+
+
+def _given(call: ast.Call, name: str) -> bool:
+    """Return True if a keyword argument is given and does not switch off."""
+    return any(k.arg == name and _text(k.value) not in ("cpu", "False", "None") for k in call.keywords)
+
+
+def _has_cuda_sources(call: ast.Call) -> bool:
+    if _given(call, "cuda_sources") or _given(call, "with_cuda"):
+        return True
+    texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return any(text.endswith((".cu", ".cuh")) for text in texts)
+
+
+def _text(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else ""
+
+
+def as_text(found: Sequence[CudaUse], files: Sequence[Path], target: str) -> str:
+    """Format all uses, refused first, each with its effect."""
+    lines = []
+    for kind in (*report.KINDS, SYNC):
+        of_kind = [use for use in found if use.kind == kind]
+        if of_kind:
+            lines.append(f"{kind}: {report.MEANING.get(kind, 'the host waits for the device here')}")
+        for use in of_kind:
+            at = f"{report.short(os.path.abspath(use.file))}:{use.line}"
+            lines.append(f"  {at}  {use.api} --> {use.what}")
+    counts = ", ".join(f"{kind} {sum(f.kind == kind for f in found)}" for kind in report.KINDS if kind != "converted")
+    return "\n".join([*lines, f"{len(files)} file{'s' * (len(files) != 1)} on {target}: {counts}"])

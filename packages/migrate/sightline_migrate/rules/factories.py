@@ -1,0 +1,116 @@
+"""Functions that create tensors: zeros, empty, tensor, *_like, new_*, windows, fft frequencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _len_torch_function_stack
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from sightline_migrate.reporting import record
+from sightline_migrate.rules.conversion import Conversions, convert_of, converts_here
+from sightline_migrate.rules.makers import maps
+from sightline_migrate.rules.table import Rule, dressed
+from sightline_migrate.targets import HOST_MEMORY
+from sightline_migrate.virtual import places
+
+if TYPE_CHECKING:
+    from sightline_migrate.session import Session
+
+FACTORIES = (
+    "arange as_tensor asarray bartlett_window blackman_window empty empty_permuted empty_quantized empty_strided eye "
+    "from_file full hamming_window hann_window kaiser_window linspace logspace normal ones rand randint randn randperm "
+    "range scalar_tensor sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor "
+    "sparse_csc_tensor sparse_csr_tensor tensor tril_indices triu_indices zeros "
+    "empty_like full_like ones_like rand_like randint_like randn_like zeros_like "
+    "fft.fftfreq fft.rfftfreq nested.nested_tensor nested.as_nested_tensor from_dlpack"
+).split()
+SHARING = ("torch.as_tensor", "torch.asarray", "torch.from_dlpack")
+"""these return the memory that they are given if it is on the device"""
+OF_ANY_TENSORS = ("torch.normal", "torch.from_dlpack", "torch.nested.nested_tensor", "torch.nested.as_nested_tensor")
+"""without a device the result is where their tensors are"""
+HOST_IS_FULL = "can't allocate memory"
+OF_TENSORS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros new".split()
+
+
+def rules() -> list[Rule]:
+    names = [f"torch.{name}" for name in FACTORIES] + [f"torch.Tensor.{name}" for name in OF_TENSORS]
+    operators = [f"torch._ops.{kind}.__call__" for kind in ("OpOverload", "OpOverloadPacket")]  # torch.ops.aten.zeros()
+    return [
+        *(Rule(name, "exact", dressed(make_factory), "created on the target") for name in names),
+        *(Rule(name, "exact", maps(), "runs on the target") for name in operators),
+    ]
+
+
+def make_factory(rule: Rule, original: Any, session: Session) -> Any:
+    """Wrap a factory: look up the device in a dict; do more only if an option or the target needs it."""
+    table, slow = session.devices.table, session.devices.get
+    convert, conversions = convert_of(session), Conversions(rule)
+    unpins = session.target.name in HOST_MEMORY
+    place = _places(rule.name, session) if session.target.is_cpu else None
+
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        device = None
+        if kwargs:
+            device, dtype = kwargs.get("device"), kwargs.get("dtype")
+            wanted = convert(dtype) if convert is not None and converts_here() else dtype
+            is_converted = wanted is not dtype
+            if is_converted:
+                if not is_dynamo_compiling():
+                    conversions.hit(dtype, wanted, args, kwargs)
+                kwargs["dtype"] = wanted
+            if device is not None:
+                if is_dynamo_compiling():
+                    kwargs["device"] = slow(device)
+                else:
+                    there = table.get(device, device)
+                    if there is not device:
+                        if not is_converted:
+                            record.hit(rule, args, kwargs)
+                        kwargs["device"] = there
+            if unpins and kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+                if not is_dynamo_compiling():
+                    record.hit(rule, args, {"pin_memory": True}, "not pinned: the target uses host memory")
+        try:
+            made = original(*args, **kwargs)
+            return made if place is None or is_dynamo_compiling() else place(args, kwargs, device, made)
+        except RuntimeError as error:
+            if not unpins or HOST_IS_FULL not in str(error):
+                raise
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {error}") from error
+
+    return factory
+
+
+def _places(name: str, session: Session) -> Callable[..., Any]:
+    """Return the function that marks a new tensor's place; one that shares memory of the other side becomes a copy."""
+    table = session.devices.table
+    shares, is_of_any = name in SHARING, name in OF_ANY_TENSORS
+    is_of_tensors = shares or name.endswith("_like") or name.startswith("torch.Tensor.") or name == "torch.tensor"
+
+    def place(args: tuple[Any, ...], kwargs: dict[str, Any], device: Any, made: Any) -> Any:
+        given = args[0] if is_of_tensors and args and isinstance(args[0], torch.Tensor) else None
+        if device is None:
+            if given is not None:
+                return places.put(made, places.place_of(given))
+            return made if is_of_any or "out" in kwargs else places.put(made, _default_place(session))
+        there, is_named = places.asked(device, device in table)
+        if shares:
+            return places.move(made if given is None else given, made, there, is_named)
+        return places.put(made, there if is_named or places.is_of_a_tensor(device) else None)
+
+    return place
+
+
+def _default_place(session: Session) -> str | None:
+    """Return the place of new tensors: what set_default_tensor_type, set_default_device or `with device:` says."""
+    if _len_torch_function_stack():
+        for mode in reversed(_get_current_function_mode_stack()):
+            if isinstance(mode, DeviceContext):
+                return getattr(mode, places.MARK, None)
+    return session.default_place
