@@ -222,3 +222,12 @@ def test_of_a_damaged_checkpoint_that_was_given_itself_none_is_proposed(checkpoi
     with pytest.raises(BadCheckpoint) as raised:
         checkpoint.read_of_run(newest, "latest")
     assert "use --checkpoint" not in str(raised.value)
+
+
+def test_a_checkpoint_that_a_crash_left_between_two_renames_is_found(checkpoints: Checkpoints):
+    save(checkpoints, 3)
+    path = checkpoints.folder / "ckpt-00000003"
+    path.rename(path.with_name(f"{path.name}.old"))
+    found = checkpoints.newest()
+    assert found is not None and found[2] == path and found[1]["progress"] == {"step": 3}
+    assert checkpoints.names() == [path.name]

@@ -238,3 +238,11 @@ def test_one_brightness_holds_for_all_scans():
     assert shades.min() == 0 and shades.max() == 255 and len(shades) > 150
     even = SeenSample(np.full((1, 2, 2), 7.0, np.float32), ())
     sheet(Drawn(open_, samples=[even], names=["a"]), "title")
+
+
+def test_every_row_is_as_high_as_the_longest_caption_needs():
+    short, long = plain((9, 9, 9)), plain((9, 9, 9), *[Finding("w" * 12, 0, 0.5)] * 2)
+    alone = sheet(Drawn(SPEC, samples=[long], names=["a"]), "title").height
+    assert sheet(Drawn(SPEC, samples=[short], names=["a"]), "title").height < alone
+    for some in ([short, long], [long, short]):
+        assert sheet(Drawn(SPEC, samples=some, names=["a"] * 2), "title").height == alone

@@ -325,7 +325,7 @@ def test_of_very_many_columns_all_that_hold_bits_are_classes(tmp_path: Path):
         both(tmp_path)
 
 
-@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize("at", range(6))
 def test_a_line_that_comes_three_times_is_compared_with_its_first(tmp_path: Path, at: int):
     rows = [(f"{i}.jpg", "ab"[i % 2]) for i in range(6)]
     draw(tmp_path, [row[0] for row in rows])
