@@ -153,6 +153,22 @@ def test_own_images_are_those_of_the_raw_files():
             assert content["commit"]["id"].startswith(commit), row
 
 
+def test_segmentation_beside_a_loop_and_masks_of_public_sets_are_those_of_the_raw_files():
+    contents = files()
+    shown = table("docs/results.md", "| | set | `segmentation` |")
+    for row, name, ours, loop, seconds, _ in shown:
+        groups = contents[row][0]["results"][name.split()[0]]
+        assert ours == f"{groups['segmentation']['mean']:.3f}" and loop == f"{groups['FCN loop']['mean']:.3f}", row
+        assert seconds == f"{groups['segmentation']['seconds']:.0f}", row
+    assert [row[0] for row in shown] == ["S1", "S2"]
+    counts: dict[str, list[int]] = {}
+    for each in contents["S3"][0]["rows"]:
+        count = counts.setdefault(each["set"], [0, 0])
+        count[0], count[1] = count[0] + each["compared"], count[1] + each["equal"]
+    sets = table("docs/data_masks.md", "| repository | form |")
+    assert {name: [int(compared), int(equal)] for name, _, _, compared, equal in sets} == counts
+
+
 def test_rows_without_a_raw_file_are_named():
     scores = [*table("docs/results.md", "| | measured | score |"), *table("docs/results.md", OWN_IMAGES)]
     whole = table("docs/results.md", "| | measured | first time")
