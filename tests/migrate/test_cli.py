@@ -124,3 +124,15 @@ def test_import_with_the_variable_set_activates_without_a_word(fork: Run, tmp_pa
     env = {"SIGHTLINE_MIGRATE": "1", "SIGHTLINE_MIGRATE_TARGET": "cpu", "PYTHONPATH": PATHS}
     done = fork(tmp_path, "train.py", env=env)
     assert done.stdout == "tensor(2.)\n" and done.stderr == "sightline migrate: CUDA calls run on cpu\n"
+
+
+def test_lines_of_sightlines_names_are_never_the_users(fork: Run, tmp_path: Path):
+    """A library that is run by itself has no user above it, only sightline/migrate/__main__.py."""
+    library = tmp_path / "site-packages" / "of_others.py"
+    library.parent.mkdir()
+    library.write_text("import torch\ntorch.ones(2).cuda()\n")
+    env = {"PYTHONPATH": os.pathsep.join([PATHS, str(library.parent)])}
+    fork(tmp_path, *MIGRATE, "--target", "cpu", "--quiet", "-m", "of_others", env=env)
+    (log,) = (tmp_path / "migrate_log").glob("migrate_*.json")
+    (site,) = [each for each in json.loads(log.read_text())["sites"] if each["api"] == "torch.Tensor.cuda"]
+    assert site["file"] == str(library) and "sightline" not in Path(site["user_file"]).parts[-3:]
