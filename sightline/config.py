@@ -115,7 +115,7 @@ def of_run(
     """Return the settings that a run was started with, as its config.yaml has them, changed by flags."""
     file = config_of(folder)
     name = recipe_file or str(_values(file).get("recipe"))
-    if not name.endswith(".py") and name not in recipes.names():
+    if not recipe_file and name not in recipes.names():  # never run code that a file names
         raise UsageError(f"this run was made with your own recipe '{name}'; add --recipe PATH/TO/{Path(name).stem}.py")
     settings = store.put_run(Settings(recipes.load(name), Run()), file)
     return resolve.read(settings, words, of=f"{command} {name}", own=own)
