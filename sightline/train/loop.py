@@ -88,7 +88,7 @@ def train(
         loader = Loader(feeds, run, device, world, bad_samples, signals.check, log.warn)
         write_facts()  # after all that may refuse a start, which must not overwrite the run's config
         facts = {"steps": steps, "local_batch": order.local_samples, "base_lr": base_lr, "workers": loader.worker_pids}
-        log.started(store.leaves(recipe, run), names, progress.step, **facts)
+        log.started(store.leaves(recipe, run), names, progress.step, recipe.origins, **facts)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
         for note in (*about, *loader.notes, *state.notes):
             log.say(note)
