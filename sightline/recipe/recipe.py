@@ -84,7 +84,8 @@ class Run(Part):
     max_bad_steps: Annotated[int, AtLeast(1)] = 20
     """on_nan skip, rewind: how many such steps end the run after all."""
     track: tuple[str, ...] = ()
-    """Trackers that show the run, one or several: tensorboard, or a logger of another installed package."""
+    """Trackers that show the run, one or several: mlflow, tensorboard, trackio, wandb, or a logger of another installed
+    package. Addresses come from their own environment variables; docs/trackers.md."""
     tensorboard: bool = False
     """The same as --run.track tensorboard: events with hparams in the run folder; needs `pip install
     sightline[tensorboard]`."""

@@ -207,10 +207,10 @@ class RunLog:
         run, a third drawings of its worst samples."""
         kind = "evaluate_test" if where.get("split") == "test" else "evaluate"  # no point of the curves of val
         self.events.write(kind, **where, **scores.values)
-        self.events.scalars(kind, scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)
+        self.events.scalars(kind, scores.values, where.get("step", 0))  # trackers read the file for more
         if self.page:
             if is_best and time.monotonic() - self._drawn_at >= EVERY_S:
                 self._draw(scores, where)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from sightline.errors import SightlineError
+
 
 @dataclass(frozen=True)
 class RunStart:
@@ -78,4 +80,5 @@ class Harmless(Logger):
             if not self._has_failed:
                 self._has_failed = True
                 what = f"{type(self._logger).__name__}.{method}() failed: {type(error).__name__}: {error}"
+                what = str(error) if isinstance(error, SightlineError) else what
                 self._warn(f"{what}; the run continues, and further errors of this logger are not reported")

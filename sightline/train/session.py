@@ -102,6 +102,8 @@ def train_here(
         here.close(is_lost=code == PeerLost.exit_code)
         if log.page and (log.has_started or code == 0):
             log.page.ended()
+        for problem in trackers.leave(tracked, folder / "report.html"):
+            log.screen.say(f"warning: {problem}")
         if unwritten:
             raise unwritten
 

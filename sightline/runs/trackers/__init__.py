@@ -1,19 +1,21 @@
-"""Trackers that runs are shown in, one file each, named as --run.track names them. `opened(run)` of each returns a
-Logger or raises UsageError. A name that is not ours is a logger of another installed package."""
+"""Trackers that runs are shown in, one file each, as --run.track names them; aside.py holds those that send. A name
+that is not ours is a logger of another installed package. docs/trackers.md."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from sightline import plugins
 from sightline.errors import SightlineError, UsageError
 from sightline.recipe.recipe import Run
 from sightline.recipe.suggest import nearest
 from sightline.runs.loggers import Logger
+from sightline.runs.trackers.aside import LEAVES_S, Aside
 
-NAMES = ("tensorboard",)
+NAMES = ("mlflow", "tensorboard", "trackio", "wandb")
 
 
 def refuse_unknown(names: Iterable[str]) -> None:
@@ -31,19 +33,27 @@ def opened(run: Run) -> list[Logger]:
     return [_of_ours(name, run) if name in NAMES else _of_plugin(name) for name in asked]
 
 
-def require(module: str, flag: str, extra: str) -> None:
-    """Raise UsageError where the module of a tracker is not installed."""
-    try:
-        is_there = importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent is missing, or it is blocked
-        is_there = False
-    if not is_there:
-        raise UsageError(f"{flag} needs the package {extra}: `pip install sightline[{extra}]`, or leave it out")
+def leave(loggers: Sequence[Logger], page: Path) -> list[str]:
+    """Hand the page over to trackers of a run that has ended, and wait for them; return what went wrong."""
+    aside = [each for each in loggers if isinstance(each, Aside)]
+    for each in aside:
+        each.end(page)
+    until = time.monotonic() + LEAVES_S
+    return [problem for each in aside if (problem := each.wait(until))]
 
 
 def _of_ours(name: str, run: Run) -> Logger:
-    made: Logger = importlib.import_module(f"{__name__}.{name}").opened(run)
-    return made
+    if name == "tensorboard":
+        from sightline.runs.trackers.tensorboard import TensorBoard
+
+        return TensorBoard(run.tensorboard_every_steps)
+    try:
+        is_there = importlib.util.find_spec(name) is not None
+    except ValueError:  # something else of this name is in its place
+        is_there = False
+    if not is_there:
+        raise UsageError(f"--run.track {name} needs the package {name}: `pip install sightline[{name}]`")
+    return Aside(name)
 
 
 def _of_plugin(name: str) -> Logger:

@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sightline.errors import UsageError
-from sightline.recipe.recipe import Run
 from sightline.runs.loggers import Logger, RunStart
-
-
-def opened(run: Run) -> TensorBoard:
-    """Return the logger of a run, which writes into its folder."""
-    return TensorBoard(run.tensorboard_every_steps)
 
 
 class TensorBoard(Logger):
