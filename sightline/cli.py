@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from sightline import __version__, recipes, terminal
+from sightline import __version__, plugins, recipes, terminal
 from sightline.commands import COMMANDS
 from sightline.errors import Interrupted, SightlineError, UsageError, unforeseen_disk_error
 from sightline.hardware.launch.place import is_rank_0
@@ -38,8 +38,7 @@ def _run(flags: list[str]) -> int:
         if flags[0] == "--version":
             print(f"sightline {__version__}", flush=True)
             return 0
-        _refuse_unknown_command(flags[0])
-        COMMANDS[flags[0]](flags[1:])
+        _command(flags[0])(flags[1:])
         if sys.stdout:  # None where it was closed
             sys.stdout.flush()  # here, where a reader that has gone can be met; at exit it would be code 120
     except Interrupted as stop:  # as asked for, so not an error
@@ -80,12 +79,16 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _refuse_unknown_command(command: str) -> None:
+def _command(command: str) -> Callable[[Sequence[str]], None]:
+    """Return a command, of ours or of another installed package; UsageError for an unknown one."""
     if command in COMMANDS:
-        return
+        return COMMANDS[command]
+    if plugins.has("commands", command):
+        found: Callable[[Sequence[str]], None] = plugins.load("commands", command)
+        return found
     from sightline.recipe.suggest import nearest
 
-    meant = f"; did you mean `sightline train {command}`?" if command in recipes.names() else ""
+    meant = f"; did you mean `sightline train {command}`?" if recipes.is_known(command) else ""
     hint = meant or nearest(command, COMMANDS, "'{}'")
     known = f"{hint} Known" if hint else "; known"
-    raise UsageError(f"unknown command '{command}'{known}: {', '.join(COMMANDS)}")
+    raise UsageError(f"unknown command '{command}'{known}: {', '.join(COMMANDS)}{plugins.also_known('commands')}")

@@ -115,7 +115,7 @@ def of_run(
     """Return the settings that a run was started with, as its config.yaml has them, changed by flags."""
     file = config_of(folder)
     name = recipe_file or str(_values(file).get("recipe"))
-    if not name.endswith(".py") and name not in recipes.names():
+    if not recipe_file and not recipes.is_known(name):  # never run code that a file names, but by an installed name
         raise UsageError(f"this run was made with your own recipe '{name}'; add --recipe PATH/TO/{Path(name).stem}.py")
     settings = store.put_run(Settings(recipes.load(name), Run()), file)
     return resolve.read(settings, words, of=f"{command} {name}", own=own)
@@ -124,12 +124,12 @@ def of_run(
 def of_stored(
     values: Mapping[str, Any], recipe_file: str = "", *given: Given, origins: Mapping[str, str] | None = None
 ) -> Settings:
-    """Return the settings of the recipe in a checkpoint, changed by flags. Only our own names are resolved from a file;
-    a user's recipe is named by the user."""
+    """Return the settings of the recipe in a checkpoint, changed by flags. Only names of ours and of installed
+    packages are resolved from a file; a user's own recipe is named by the user."""
     stored = values.get("recipe")
     if not isinstance(stored, str):
         raise BadCheckpoint(f"the checkpoint's recipe is called {short(stored)}, expected a name; take another one")
-    if not recipe_file and stored not in recipes.names():
+    if not recipe_file and not recipes.is_known(stored):
         raise UsageError(f"this run was made with your own recipe '{stored}'; add --recipe PATH/TO/{stored}.py")
     settings = Settings(recipes.load(recipe_file or stored), Run())
     # Only what a recipe is made of: a checkpoint must not say where things are written.
@@ -152,8 +152,8 @@ def refuse_flags_of_run(command: str, run: Path, recipe_file: str, words: Sequen
     """Refuse flags that the recipe of a run does not have, and wrong values. A recipe that cannot be found here is left
     to who opens the run."""
     # A damaged file does not matter: checkpoints hold their recipe.
-    name = recipe_file or str(store.stored_in(run_of(run)).get("recipe"))
-    if recipe_file.endswith(".py") or name in recipes.names():
+    name = recipe_file or str(store.stored_in(run_of(run)).get("recipe", ""))
+    if recipe_file.endswith(".py") or (name and recipes.is_known(name)):
         hints = Settings(recipes.load(name), Run()).hints()
         flags.read(words, hints, f"{command} {name}", own)
 
@@ -218,7 +218,7 @@ def recipe_named_in(config: Path) -> str:
     if "recipe" not in values:
         raise UsageError(f"{config} names no recipe; give one on the command line or write `recipe: NAME` in it")
     name = str(values["recipe"])
-    if name not in recipes.names():  # never run code that a file names
+    if not recipes.is_known(name):  # never run code that a file names, but by an installed name
         raise UsageError(
             f"{config} belongs to '{name}', which is not one of our recipes; if it is your own, give its path: "
             f"sightline train PATH/TO/{Path(name).stem}.py --config {config}"

@@ -29,6 +29,10 @@ def train(flags: Sequence[str]) -> None:
         return
     rest, wants_all_folds = config.without_all_folds(flags)
     told = config.asked("train", rest)
+    if told.run.track:
+        from sightline.runs import trackers
+
+        trackers.refuse_unknown(told.run.track)  # before torch is imported
     if not among_ranks():
         told.refuse_missing_data()
     if terminal.is_command():  # a script that calls us may fork later

@@ -37,7 +37,7 @@ def names_recipe(target: str, flags: Sequence[str]) -> bool:
     from sightline.recipe.flags import long
 
     has_weights = any(long(flag).startswith("--model.weights") for flag in flags)
-    return target in recipes.names() or target.endswith(".py") or has_weights
+    return has_weights or target.endswith(".py") or recipes.is_known(target)
 
 
 def refuse_recipe_of_no_run(recipe_file: str) -> None:

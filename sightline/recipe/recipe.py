@@ -83,8 +83,12 @@ class Run(Part):
     """A step that is not finite: stop with exit 5; skip it; rewind to the last checkpoint and skip it this time."""
     max_bad_steps: Annotated[int, AtLeast(1)] = 20
     """on_nan skip, rewind: how many such steps end the run after all."""
+    track: tuple[str, ...] = ()
+    """Trackers that show the run, one or several: mlflow, tensorboard, trackio, wandb, or a logger of another installed
+    package. Addresses come from their own environment variables; docs/trackers.md."""
     tensorboard: bool = False
-    """Write TensorBoard events with hparams into the run folder; needs `pip install sightline[tensorboard]`."""
+    """The same as --run.track tensorboard: events with hparams in the run folder; needs `pip install
+    sightline[tensorboard]`."""
     tensorboard_every_steps: Annotated[int, AtLeast(0)] = 0
     """tensorboard: steps between points of training, a multiple of --run.log-every-steps; 0: every log line."""
     benchmark_log: str = ""

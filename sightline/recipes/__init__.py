@@ -1,4 +1,4 @@
-"""The recipes: one per file, named after it. Finding and describing a recipe does not import torch."""
+"""The recipes: one per file, named after it. Finding and describing one of ours does not import torch."""
 
 import ast
 import dataclasses
@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.abc
 import importlib.util
+import inspect
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from sightline import plugins
 from sightline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,8 +43,15 @@ def names() -> list[str]:
     return sorted(found, key=lambda name: name not in ANY_DATA)
 
 
+def is_known(name: str) -> bool:
+    """Return whether a name is that of a recipe of ours or, looked up last, of another installed package."""
+    return name in names() or (not name.endswith((".py", ".yaml", ".yml")) and plugins.has("recipes", name))
+
+
 def describe(name: str) -> str:
-    """Return the docstring of a recipe without importing it."""
+    """Return the docstring of a recipe, of one of ours or of a file without importing it."""
+    if not name.endswith(".py") and name not in names():
+        return inspect.getdoc(plugins.load("recipes", name)) or ""
     path = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
@@ -52,6 +61,9 @@ def find(name: str) -> ModuleType:
     refuse_unknown(name)
     if name.endswith(".py"):
         return _from_file(Path(name))
+    if name not in names():
+        module: ModuleType = plugins.load("recipes", name)
+        return module
     return importlib.import_module(f"{__name__}.{name}")
 
 
@@ -62,6 +74,8 @@ def load(name: str) -> "Recipe":
     made = find(name).recipe()
     if not isinstance(made, Recipe):
         raise UsageError(f"recipe() of {name} returned {type(made).__name__}, expected a Recipe")
+    if not name.endswith(".py") and made.name != name:  # its runs store this name, and are found by it
+        raise UsageError(f"recipe() of {name} is called '{made.name}'; name it '{name}' like its entry point")
     for part, value in made.parts.items():
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             raise UsageError(f"recipe() of {name} has {value!r:.80} as its {part}, expected an object of a dataclass")
@@ -70,7 +84,7 @@ def load(name: str) -> "Recipe":
 
 def refuse_unknown(name: str) -> None:
     """Raise UsageError for a name that is not a recipe's, and for a missing file of a user's own."""
-    if name in names():
+    if is_known(name):
         return
     if name.endswith(".py"):
         if not Path(name).is_file():
@@ -83,9 +97,8 @@ def refuse_unknown(name: str) -> None:
         hint = f"; as a classifier it is `resnet50 --model.arch {name}`."
     else:
         hint = f"; did you mean '{near[0]}'?" if near else ";"
-    raise UsageError(
-        f"unknown recipe '{name}'{hint} Known: {', '.join(names())} (or the path of your own recipe ending in .py)"
-    )
+    known = ", ".join(names()) + plugins.also_known("recipes")
+    raise UsageError(f"unknown recipe '{name}'{hint} Known: {known} (or the path of your own recipe ending in .py)")
 
 
 def _is_classifier(name: str) -> bool:

@@ -75,9 +75,9 @@ class EventLog:
         if self.folder.is_main:
             self._loggers.append(logger)
 
-    def start(self, fields: Mapping[str, Any], scores: tuple[str, ...], step: int) -> None:
+    def start(self, fields: Mapping[str, Any], scores: tuple[str, ...], step: int, origins: Mapping[str, str]) -> None:
         """Report the settings of the run to all loggers."""
-        run = RunStart(self.folder.path, fields, scores, step, self._lines.count("start"))
+        run = RunStart(self.folder.path, fields, scores, step, self._lines.count("start"), origins)
         for logger in self._loggers:
             logger.start(run)
 

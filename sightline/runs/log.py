@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from sightline.data.loading.workers import Bad
@@ -74,10 +75,17 @@ class RunLog:
         """Report to this logger too. What it raises is a warning, once."""
         self.events.add(Harmless(logger, self.warn))
 
-    def started(self, fields: Mapping[str, Any], scores: Sequence[str], step: int, **facts: Any) -> None:
-        """Report a start of the run: its settings, its position and how it is carried out."""
+    def started(
+        self,
+        fields: Mapping[str, Any],
+        scores: Sequence[str],
+        step: int,
+        origins: Mapping[str, str] = MappingProxyType({}),
+        **facts: Any,
+    ) -> None:
+        """Report a start of the run: its settings with their origins, its position and how it is carried out."""
         self.has_started, self._start_step = True, step
-        self.events.start(fields, tuple(scores), step)
+        self.events.start(fields, tuple(scores), step, origins)
         self.events.write("start", step=step, **facts)
 
     def warn(self, text: str) -> None:
@@ -199,10 +207,10 @@ class RunLog:
         run, a third drawings of its worst samples."""
         kind = "evaluate_test" if where.get("split") == "test" else "evaluate"  # no point of the curves of val
         self.events.write(kind, **where, **scores.values)
-        self.events.scalars(kind, scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)
+        self.events.scalars(kind, scores.values, where.get("step", 0))  # trackers read the file for more
         if self.page:
             if is_best and time.monotonic() - self._drawn_at >= EVERY_S:
                 self._draw(scores, where)

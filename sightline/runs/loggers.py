@@ -1,15 +1,15 @@
-"""One interface for all that receives the numbers of a run: log.jsonl (events.py), TensorBoard, the benchmark log, and
+"""One interface for all that receives the numbers of a run: log.jsonl (events.py), trackers/, the benchmark log, and
 loggers that a user gives to `api.train(..., loggers=[...])`. Rank 0 alone has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from sightline.errors import UsageError
+from sightline.errors import SightlineError
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class RunStart:
     scores: tuple[str, ...]  # names of the scores of an evaluation, the one that decides first
     step: int  # optimizer steps done before; 0 for a new run
     resumes: int  # earlier starts of this run
+    origins: Mapping[str, str] = field(default_factory=dict)  # {"optimizer.lr": "flag: --lr"}; none of a recipe's own
 
 
 class Logger(Protocol):
@@ -79,44 +80,5 @@ class Harmless(Logger):
             if not self._has_failed:
                 self._has_failed = True
                 what = f"{type(self._logger).__name__}.{method}() failed: {type(error).__name__}: {error}"
+                what = str(error) if isinstance(error, SightlineError) else what
                 self._warn(f"{what}; the run continues, and further errors of this logger are not reported")
-
-
-class TensorBoard(Logger):
-    """Curves, and a row in the table of runs (HParams) from the start of the run on. Of training, every log line has a
-    point, or those of every so many steps."""
-
-    def __init__(self, every_steps: int = 0) -> None:
-        try:
-            from torch.utils import tensorboard
-        except ImportError:
-            raise UsageError(
-                "--run.tensorboard needs the package tensorboard: `pip install sightline[tensorboard]`, or leave it out"
-            ) from None
-        self._module: Any = tensorboard
-        self._every_steps = every_steps
-        self._board: Any = None
-        self._end: Any = None  # of the row: the run has finished
-
-    def start(self, run: RunStart) -> None:
-        """Open the folder and write the row: every field, and which curves are its scores."""
-        self._board = self._module.SummaryWriter(str(run.folder / "tensorboard"))
-        plain = {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in run.fields.items()}
-        scores = {f"evaluate/{name}": 0.0 for name in run.scores}
-        *begin, self._end = self._module.summary.hparams(plain, scores)
-        for part in begin:
-            self._board.file_writer.add_summary(part)
-        self._board.flush()
-
-    def scalars(self, group: str, values: Mapping[str, float], step: int) -> None:
-        """Add the points."""
-        if group == "train" and self._every_steps and step % self._every_steps:
-            return
-        for name, value in values.items():
-            self._board.add_scalar(f"{group}/{name}", value, step)
-
-    def close(self, code: int, reason: str) -> None:
-        """Mark the row as finished where the run has."""
-        if code == 0:
-            self._board.file_writer.add_summary(self._end)
-        self._board.close()

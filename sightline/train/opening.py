@@ -145,7 +145,7 @@ def make_ready(opened: Opened, signals: StopSignals) -> Ready:
         "base_lr": base_lr,
         "workers": loader.worker_pids,
     }
-    log.started(store.leaves(recipe, run), opened.names, progress.step, **facts)
+    log.started(store.leaves(recipe, run), opened.names, progress.step, recipe.origins, **facts)
     for note in (*_start_lines(opened), *loader.notes, *state.notes):
         log.say(note)
     for text in start_warnings(recipe, base_lr, sets["train"].spec.classes, len(sets["train"])):

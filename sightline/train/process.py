@@ -19,10 +19,10 @@ from sightline.parts import NOTHING_OPENED, DataFacts
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
 from sightline.results import TrainResult
-from sightline.runs import attempts
+from sightline.runs import attempts, trackers
 from sightline.runs.benchmark_log import BenchmarkLog
 from sightline.runs.log import RunLog
-from sightline.runs.loggers import Logger, TensorBoard
+from sightline.runs.loggers import Logger
 from sightline.runs.page import Page
 from sightline.runs.screen import Screen
 from sightline.train import loop, memory, start
@@ -45,10 +45,10 @@ def train_here(
     attempt.obey(folder)
     here, device, _ = set_up(recipe, run)
     # Before the folder is claimed: where the package is missing, the run stays as it was.
-    board = [TensorBoard(run.tensorboard_every_steps)] if run.tensorboard and here.is_main else []
+    tracked = trackers.opened(run) if here.is_main else []
     screen, rank_logs = Screen(run.progress, here.rank, run.rank_output), Path(run.rank_logs) if run.rank_logs else None
     log = RunLog(folder, screen, here.rank, attempt, page=page, rank_logs=rank_logs)
-    for logger in (*board, *loggers):
+    for logger in (*tracked, *loggers):
         log.add_logger(logger)
     code, reason = 1, "crashed"
     watchdog: Watchdog | None = None
@@ -103,6 +103,8 @@ def train_here(
         here.close(is_lost=code == PeerLost.exit_code)
         if log.page and (log.has_started or code == 0):
             log.page.ended()
+        for problem in trackers.leave(tracked, folder / "report.html"):
+            log.screen.say(f"warning: {problem}")
         if unwritten:
             raise unwritten
 

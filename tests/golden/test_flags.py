@@ -30,7 +30,9 @@ def test_every_line_of_the_golden_file_is_a_flag_that_is_read(name: str):
         if values in (["True"], ["False"]):
             part, field = flag.split(".")
             flags.append(flag if values == ["True"] else f"{part}.no-{field}")
-        elif values or flag.endswith(("drop-epochs", "table-epochs", "table-rates", "fp32-ops", ".mean", ".std")):
+        elif values or flag.endswith(
+            ("run.track", "drop-epochs", "table-epochs", "table-rates", "fp32-ops", ".mean", ".std")
+        ):
             flags += [flag, *values]
         else:
             flags.append(f"{flag}=")

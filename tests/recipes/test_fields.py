@@ -787,6 +787,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
             Flip(("rewind",), bad_steps, base=(*DIVERGING, "--run.max-bad-steps=3")),
         ],
         "max_bad_steps": [Flip(("1",), error, base=(*DIVERGING, "--run.on-nan=skip"))],
+        "track": [Flip(("tensorboard",), event_files, same=weights)],
         "tensorboard": [Flip(("True",), event_files, same=weights)],
         "tensorboard_every_steps": [Flip(("2",), board_steps, base=("--run.tensorboard",), same=weights)],
         "benchmark_log": [Flip(("measured",), measured, same=weights)],

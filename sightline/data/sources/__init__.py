@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from sightline import plugins
 from sightline.data.sources.layouts import Splits, contents, is_description, read_description, subfolders
 from sightline.errors import BadData, UsageError
 from sightline.parts import IGNORED as IGNORED
@@ -273,23 +274,42 @@ def kind_of_masks(kind: str, path: str, options: SourceOptions) -> str:
 
 def _opener(name: str, kind: str, path: str, expected: str) -> Callable[..., Any]:
     """Return the function `name` of a kind of source, or with `auto` of the first kind that recognises the path."""
-    return getattr(_module(_kind(name, kind, path, expected)), name)
+    chosen = _kind(name, kind, path, expected)
+    return getattr(_module(chosen) if _is_ours(chosen) else plugins.load("sources", chosen), name)
 
 
 def _kind(name: str, kind: str, path: str, expected: str) -> str:
     known = kinds(name)
-    if kind not in ("auto", *known):
-        raise UsageError(f"unknown --data.source '{kind}'; known: auto, {', '.join(known)}")
+    if kind not in ("auto", *known) and not _is_of_plugin(kind, name):
+        raise UsageError(
+            f"unknown --data.source '{kind}'; known: auto, {', '.join(known)}{plugins.also_known('sources')}"
+        )
     if kind != "auto":
         return kind
-    if found := recognised(name, path):
+    if found := recognised(name, path) or _recognised_by_plugin(name, path):
         return found
     raise UsageError(_unknown(name, path, expected.format(path or "PATH")))
 
 
 def recognised(name: str, path: str) -> str:
-    """Return the first kind with the function `name` that recognises a path; "" if none does."""
+    """Return the first kind of ours with the function `name` that recognises a path; "" if none does."""
     return next((kind for kind in kinds(name) if _module(kind).detect(path)), "")
+
+
+def _recognised_by_plugin(name: str, path: str) -> str:
+    """Return the kind of another installed package that recognises a path that none of ours does; "" if none does."""
+    others = plugins.names("sources") if os.path.exists(path) else []
+    others = [kind for kind in others if _is_of_plugin(kind, name)]
+    return next((kind for kind in others if plugins.load("sources", kind).detect(path)), "")
+
+
+def _is_of_plugin(kind: str, opener: str) -> bool:
+    """Return whether another installed package brings this kind of source, with this function."""
+    return not _is_ours(kind) and plugins.has("sources", kind) and hasattr(plugins.load("sources", kind), opener)
+
+
+def _is_ours(kind: str) -> bool:
+    return any(module.name == kind for module in pkgutil.iter_modules(__path__))
 
 
 def _unknown(name: str, path: str, expected: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sightline import plugins
 from sightline.errors import UsageError
 
 
@@ -19,9 +20,12 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Any:
-    """Return the module of a format."""
+    """Return the module of a format, of ours or of another installed package."""
     if name not in names():
-        raise UsageError(f"--format {name} is unknown; use one of {', '.join(names())}")
+        if plugins.has("formats", name):
+            return plugins.load("formats", name)
+        known = ", ".join(names()) + plugins.also_known("formats")
+        raise UsageError(f"--format {name} is unknown; use one of {known}")
     return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
 
 

@@ -156,6 +156,17 @@ def test_inspect_of_a_run_whose_data_or_recipe_are_elsewhere(tmp_path: Path, cap
     assert "made with your own recipe 'mine'; add --recipe PATH/TO/mine.py" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["inspect", "show"])
+def test_a_run_that_names_a_recipe_file_runs_none(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "theirs.py"
+    file.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "config.yaml").write_text(f"recipe: {file}\n")
+    assert cli.main([command, str(tmp_path)]) == 2
+    assert "add --recipe PATH/TO/theirs.py" in capsys.readouterr().err and not (tmp_path / "ran").exists()
+    assert cli.main([command, str(tmp_path), "--recipe", str(file)]) == 2  # it defines no recipe()
+    assert (tmp_path / "ran").exists()
+
+
 def test_inspect_names_what_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for folder, said in ((tmp_path, "is not a run folder"), (tmp_path / "gone" / "x", "does not exist")):
         assert cli.main(["inspect", str(folder)]) == 2
