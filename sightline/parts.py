@@ -466,8 +466,27 @@ class TaskConfig(Part, ABC):
         return self.build().for_data(spec)
 
 
+# Former methods of a task, and the functions that took their place (docs/contributing.md).
+ASKED_ELSEWHERE = {
+    **dict.fromkeys(("results", "findings"), "sightline.inference.by_task.results"),
+    "reporter": "sightline.inference.by_task.reporter",
+    **dict.fromkeys(("served", "served_names"), "sightline.export.by_task.outputs_of"),
+    **dict.fromkeys(("draw", "drawn_colours"), "sightline.report.by_task.tiles"),
+    "seen": "sightline.report.by_task.seen",
+}
+
+
 class Task(TaskConfig):
     """The loss, the reading of outputs, the metric. Subclasses are frozen dataclasses without state."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for name in vars(cls).keys() & ASKED_ELSEWHERE.keys():
+            module, _, function = ASKED_ELSEWHERE[name].rpartition(".")
+            raise UsageError(
+                f"{cls.__name__}.{name}() is no longer asked: register a function instead, `@{function}.register("
+                f"{cls.__name__})` of {module}; docs/contributing.md shows it"
+            )
 
     def build(self) -> Task:
         """Return the task itself."""

@@ -44,10 +44,12 @@ def reporter(task: TaskConfig, job: PredictJob) -> Reporter:
 # Classes
 
 
-def classes_in(outputs: Outputs, spec: DataSpec, top: int | None, threshold: float | None) -> list[list[Finding]]:
-    """Return the most probable classes, by default five; with several labels every class of at least the threshold, by
-    default 0.5."""
-    if spec.multi_label:
+def classes_in(
+    task: TaskConfig, outputs: Outputs, spec: DataSpec, top: int | None, threshold: float | None
+) -> list[list[Finding]]:
+    """Return the most probable classes, by default five; of a task with several labels every class of at least the
+    threshold, by default 0.5."""
+    if task.activation == "sigmoid":
         most = len(spec.classes) if top is None else top
         return labels_found(outputs["logits"], spec, most, 0.5 if threshold is None else threshold)
     return classes_found(outputs["logits"], spec, 5 if top is None else top, 0.0 if threshold is None else threshold)
@@ -59,8 +61,8 @@ def _classes(
 ) -> list[Prediction]:
     """Return the probabilities of all classes, or of the `top` ones, and the labels that they make."""
     top = len(spec.classes) if options.top is None else options.top
-    every = classes_in(outputs, spec, top, 0.0)
-    chosen = classes_in(outputs, spec, top if spec.multi_label else 1, options.threshold)
+    every = classes_in(task, outputs, spec, top, 0.0)
+    chosen = classes_in(task, outputs, spec, top if task.activation == "sigmoid" else 1, options.threshold)
     made: list[Prediction] = []
     for name, found, labels in zip(names, every, chosen, strict=True):
         if name is not None:
@@ -73,7 +75,7 @@ def _classes(
 @reporter.register(ClassificationConfig)
 def _classes_in_files(task: TaskConfig, job: PredictJob) -> Reporter:
     """List classes, and write them below their images."""
-    return Predictions(classes_in, job)
+    return Predictions(functools.partial(classes_in, task), job)
 
 
 # Boxes

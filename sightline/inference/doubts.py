@@ -77,7 +77,7 @@ def doubts_of(task: Task, spec: DataSpec, samples: int) -> Doubts:
     """Return what collects doubts about labels as the data have them; UsageError for a task of another kind."""
     if not isinstance(task, ClassificationConfig):
         raise UsageError(f"{type(task).__name__} is no classification, so its labels cannot be checked against a run")
-    return SeveralLabels(spec, samples) if spec.multi_label else OneLabel(spec)
+    return SeveralLabels(spec, samples) if task.activation == "sigmoid" else OneLabel(spec)
 
 
 def mean_of_class(label: np.ndarray, values: np.ndarray, classes: int) -> np.ndarray:

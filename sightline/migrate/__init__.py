@@ -7,6 +7,7 @@ but for these names.
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from sightline.errors import UsageError
 
@@ -20,11 +21,17 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "sightline_migrate":
         raise
-    raise NotInstalled(
-        "sightline-migrate is a package of its own, which is not installed here; in a checkout of Sightline's "
-        "repository run `pip install ./packages/migrate`"
-    ) from None
+
+    # Not at once: metadata of old installations name hook.py below, which `import torch` must find.
+    def __getattr__(name: str) -> NoReturn:
+        if name in (*__all__, "auto", "cli"):
+            raise NotInstalled(
+                "sightline-migrate is a package of its own, which is not installed here; in a checkout of Sightline's "
+                "repository run `pip install ./packages/migrate`"
+            )
+        raise AttributeError(name)
+
+else:
+    FOLDERS.append(os.path.dirname(os.path.abspath(__file__)))
 
 __all__ = ["AUTOLOAD", "NotInstalled", "activate", "deactivate", "migrate"]
-
-FOLDERS.append(os.path.dirname(os.path.abspath(__file__)))

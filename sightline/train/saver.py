@@ -296,12 +296,13 @@ class Saver:
 
     def _write(self, stored: dict[str, Any], step: int, best_step: int, copied_s: float) -> Saved:
         stored["contents"] = self.contents.to_json()  # read at the first save, unless a resume has compared it
-        if self._leak is None:
-            self._leak = self.contents.leak()
         started = time.perf_counter()
         self._copies.wait()
         path = self.checkpoints.save(step, self._copies.tensors, stored, best_step, are_copies=True)
-        return Saved(step, path, copied_s, time.perf_counter() - started)
+        saved = Saved(step, path, copied_s, time.perf_counter() - started)
+        if self._leak is None:
+            self._leak = self.contents.leak()
+        return saved
 
     def collect(self, *, wait: bool = False, must_succeed: bool = False) -> None:
         """Log the save in the background if it is done. A failed one raises here, at the next step; a full disk is only

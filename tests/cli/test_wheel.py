@@ -145,6 +145,19 @@ def test_alone_it_says_where_the_guest_is_found(installed: Installed, site: Path
     assert done.stderr.splitlines()[-1].startswith("sightline.migrate.NotInstalled: sightline-migrate is a package")
 
 
+def test_the_hook_that_old_metadata_name_does_nothing_where_the_guest_is_gone(installed: Installed, tmp_path: Path):
+    """`import torch` calls it in every program of the environment."""
+    metadata = tmp_path / "old-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: old\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nold = sightline.migrate.hook:autoload\n")
+    code = "from importlib.metadata import entry_points; [each] = entry_points(group='torch.backends'); each.load()()"
+    done = python(code, tmp_path, installed.site)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python(code, tmp_path, installed.site, SIGHTLINE_MIGRATE="1")
+    assert done.returncode == 0 and "sightline-migrate is not installed" in done.stderr
+
+
 # As the program that pip writes for the entry point: the second line is the place of the package.
 ENTRY_POINT = """
 import sys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -137,8 +138,9 @@ def test_defaults_are_those_of_apex(started: None, name: str):
     assert {key: type(value) for key, value in found.items()} == {k: type(v) for k, v in DECLARED[name].items()}
 
 
-def test_numbers_are_those_of_nvml(started: None):
+def test_numbers_are_those_of_nvml(started: None, monkeypatch: pytest.MonkeyPatch):
     """NVML's header, nvml.h: results, temperatures, clocks and what else a script compares with."""
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)  # another test may have planted one
     pynvml = importlib.import_module("pynvml")
     numbers = {
         "NVML_SUCCESS": 0,

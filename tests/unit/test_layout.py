@@ -170,9 +170,10 @@ def room_of(name: str) -> tuple[str, str]:
 def is_for_types(module: Module, line: int) -> bool:
     """Whether a line stands below `if TYPE_CHECKING`, so that it never runs."""
     return any(
-        isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) and node.lineno < line <= node.end_lineno
+        isinstance(node, ast.If)
+        and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
         for node in module.nodes
-        if isinstance(node, ast.If)
     )
 
 
@@ -198,7 +199,8 @@ def train_knows_no_concrete_part(module: Module) -> Offences:
     if module.folder in ("train", "engine"):
         for line, name in imports(module):
             # norm.py is no model but what the engine does to any, and needs torch only.
-            if is_in(name, *CONCRETE_PARTS, "sightline.recipes") and not is_in(name, "sightline.models.norm"):
+            is_concrete = is_in(name, *CONCRETE_PARTS, "sightline.recipes") or name == "sightline.tasks"
+            if is_concrete and not is_in(name, "sightline.models.norm"):
                 yield (
                     line,
                     f"{module.folder} imports {name}; the engine knows only sightline.parts, a recipe brings the rest",
@@ -344,6 +346,8 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/tasks/detection.py", "from sightline.report import tiles"),
         ("sightline/train/loop.py", "from sightline.report.worst import draw_worst"),
         ("sightline/train/loop.py", "from sightline.inference import predict"),
+        ("sightline/train/loop.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from sightline.report import worst"),
+        ("sightline/train/loop.py", "if not TYPE_CHECKING:\n    from sightline.report import worst"),
         ("sightline/attic/x.py", "from sightline import errors"),
     ],
     train_knows_no_concrete_part: [
@@ -351,6 +355,7 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/train/step.py", "def f():\n    from ..data import sources"),
         ("sightline/train/step.py", "import importlib\nimportlib.import_module('sightline.recipes.resnet50')"),
         ("sightline/train/step.py", "from sightline.tasks import masks"),
+        ("sightline/train/step.py", "from sightline import tasks"),
         ("sightline/engine/model.py", "from sightline.models import ssd"),
     ],
     only_recipes_choose: [

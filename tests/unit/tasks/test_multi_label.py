@@ -1,7 +1,6 @@
 """The loss of several labels per image against torch, with smoothing and mixed images; what is found in an image."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -62,12 +61,12 @@ def test_checkpoints_of_other_data_stay_as_they_were():
 
 def test_every_class_above_one_half_is_found():
     logits = torch.tensor([[2.0, -1.0, 0.5], [-1.0, -2.0, -3.0]])
-    first, second = classes_in({"logits": logits}, SPEC, None, None)
+    first, second = classes_in(MultiLabel(), {"logits": logits}, SPEC, None, None)
     assert [(each.name, each.class_id) for each in first] == [("ant", 0), ("cat", 2)] and second == []
     assert first[0].score == pytest.approx(torch.tensor(2.0).sigmoid().item())
-    [lower, _] = classes_in({"logits": logits}, SPEC, None, 0.2)
+    [lower, _] = classes_in(MultiLabel(), {"logits": logits}, SPEC, None, 0.2)
     assert [each.name for each in lower] == ["ant", "cat", "bee"]
-    assert [len(found) for found in classes_in({"logits": logits}, SPEC, 1, 0.0)] == [1, 1]
+    assert [len(found) for found in classes_in(MultiLabel(), {"logits": logits}, SPEC, 1, 0.0)] == [1, 1]
 
 
 def test_python_gets_the_probability_of_every_class_and_those_that_an_image_has():
@@ -85,5 +84,5 @@ def test_python_gets_the_probability_of_every_class_and_those_that_an_image_has(
 
 def test_scores_that_are_not_numbers_name_no_class():
     nothing = {"logits": torch.full((1, 3), torch.nan)}
-    [found] = results(Classification(), ["a.jpg"], nothing, {}, replace(SPEC, multi_label=False), PredictOptions())
+    [found] = results(Classification(), ["a.jpg"], nothing, {}, SPEC, PredictOptions())
     assert (found.label, found.probabilities, found.labels) == ("", {}, ()) and math.isnan(found.probability)

@@ -1,11 +1,12 @@
 """The fields of a task without torch, the task that they build, and a task of a user's own."""
 
+import importlib
 from dataclasses import asdict, dataclass, fields
 
 import pytest
 
 from sightline.errors import UsageError
-from sightline.parts import DataSpec, Task
+from sightline.parts import ASKED_ELSEWHERE, DataSpec, Task
 from sightline.tasks.classification import Classification, MultiLabel
 from sightline.tasks.config import ClassificationConfig, DetectionConfig, SegmentationConfig
 
@@ -45,3 +46,11 @@ def test_a_task_of_a_users_own_needs_no_second_class():
         Focal(label_smoothing=1.0)
     with pytest.raises(UsageError, match="task.gamma=nan must be a finite number"):
         Focal(gamma=float("nan"))
+
+
+@pytest.mark.parametrize("name", ASKED_ELSEWHERE)
+def test_a_method_that_nothing_would_ask_is_refused_with_what_took_its_place(name: str):
+    module, _, function = ASKED_ELSEWHERE[name].rpartition(".")
+    assert hasattr(getattr(importlib.import_module(module), function), "register")
+    with pytest.raises(UsageError, match=rf"Own.{name}\(\) is no longer asked: .* `@{function}.register\(Own\)`"):
+        type("Own", (Classification,), {name: lambda self: None})
