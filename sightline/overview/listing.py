@@ -26,6 +26,7 @@ CONFIG = "config.yaml"
 MAX_DEPTH = 4  # folders below the one that is given: runs/PROJECT/RUN/fold-0 and one more
 MAX_LINE_BYTES = 2**20
 MAX_REASON = 200
+LAST_TIME = 2.0**33  # seconds since 1970, in the year 2242
 NOT_STARTED = b'"started": false}'
 SIGNALS = 128  # exit codes above it are signals
 _KIND = re.compile(rb'\{"event": "(start|train|epoch|evaluate_end|time_to_train|exit)"')  # what `train` alone writes
@@ -163,7 +164,9 @@ def _read_log(path: Path) -> tuple[int | None, float | None]:
                 progress = line
     times = [[typed(loads(line)["time"], float) for line in lines] for lines in starts]
     done = typed(loads(progress)["epoch"], int) if progress else 0 if starts else None
-    return done, sum(max(0.0, last - first) for first, last in times) if times else None
+    if not times or not all(0 <= time < LAST_TIME for pair in times for time in pair):
+        return done, None
+    return done, sum(max(0.0, last - first) for first, last in times)
 
 
 def _field(config: Any, part: str, field: str, kind: type) -> Any:
