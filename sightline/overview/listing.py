@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from sightline.errors import UsageError
 from sightline.files.plain_yaml import read_yaml
+from sightline.files.regular import regular
 from sightline.files.typed_json import loads, read_json, typed
 from sightline.runs.attempts import EXIT, read_exit
 from sightline.runs.folder import BEST_SCORES, LOCK, LOG, MAX_SCORES_BYTES, is_at_work
@@ -148,7 +149,7 @@ def _read_log(path: Path) -> tuple[int | None, float | None]:
     count are parsed: a long run has tens of thousands."""
     starts: list[list[bytes]] = []  # the first and the last line of each
     progress, ended = b"", False
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             kind = _KIND.match(line)
             if kind is None or not line.endswith(b"\n"):  # the last line of a run that was killed may be half a line

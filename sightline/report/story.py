@@ -15,6 +15,7 @@ from typing import Any
 from sightline.errors import UsageError
 from sightline.files.checkpoint_folder import folder_of_runs, nearest_run
 from sightline.files.plain_yaml import read_yaml
+from sightline.files.regular import regular
 from sightline.files.typed_json import loads, read_json
 from sightline.overview.listing import CONFIG, MAX_LINE_BYTES, RunSummary, read_run
 from sightline.recipe import store
@@ -134,7 +135,7 @@ def _read_log(path: Path, story: RunStory) -> None:
     curves: dict[str, dict[float, float]] = {}
     ends: dict[float, float] = {}  # of epochs
     broken = 0
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             try:
                 event = loads(line)
@@ -173,7 +174,7 @@ def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _read_skipped(path: Path, story: RunStory) -> None:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         lines = file.read(MOST_BAD_BYTES).splitlines()
     for line in lines:
         try:

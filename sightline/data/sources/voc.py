@@ -35,6 +35,7 @@ from sightline.data.sources.layouts import (
     test_folder,
 )
 from sightline.errors import BadData, first_of
+from sightline.files.regular import regular
 from sightline.files.typed_json import short
 from sightline.parts import Split
 
@@ -156,7 +157,7 @@ def _with_test_list(layout: Splits, place: Place, lists: Path) -> Splits:
 def _first_names(file: Path) -> list[str]:
     """Return the names in the first lines of a list; none if it cannot be read, which reading all of it reports."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             lines = opened.read(_MAX_FIRST_BYTES).decode("utf-8-sig", "surrogateescape").splitlines()
     except OSError:
         return []
@@ -242,7 +243,7 @@ class XmlFiles:
 def _named(file: Path, there: Mapping[str, object]) -> Iterator[str]:
     """Yield the xml files that a list of ImageSets/Main names, sorted."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             text = opened.read(_MAX_LIST_BYTES).decode("utf-8-sig", "surrogateescape")
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror}") from error
@@ -295,7 +296,7 @@ def read_instances(files: XmlFiles, wrong: Wrong) -> Instances:
 
 def _annotation(file: Path, wrong: Wrong) -> Annotation | None:
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             return read_annotation(opened.read(MAX_XML_BYTES + 1), str(file), wrong)
     except OSError as error:
         wrong("unreadable entry", str(file), f"cannot be read: {error.strerror}")
