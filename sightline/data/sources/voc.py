@@ -79,14 +79,15 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
 def counted_alike(read: Mapping[Split, Instances]) -> dict[Split, Instances]:
     """Return the splits of a dataset with pixels and classes counted alike: pixels as train and val count them."""
     shift = _shift([found.boxes for split, found in read.items() if split != "test"])
-    classes = sorted({name for found in read.values() for name in found.categories.values()})
+    classes = dict(enumerate(sorted({name for found in read.values() for name in found.categories.values()}), 1))
+    numbers = {name: number for number, name in classes.items()}
     counted = {}
     for split, found in read.items():
         boxes = found.boxes + shift
-        labels = np.asarray([classes.index(found.categories[label]) + 1 for label in found.labels.tolist()], np.int64)
+        labels = np.asarray([numbers[found.categories[label]] for label in found.labels.tolist()], np.int64)
         counted[split] = replace(
             found,
-            categories=dict(enumerate(classes, 1)),
+            categories=classes,
             labels=labels,
             boxes=boxes,
             area=boxes[:, 2] * boxes[:, 3],

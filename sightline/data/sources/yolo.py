@@ -401,6 +401,8 @@ def _class_names(file: Path, values: dict[Any, Any]) -> tuple[str, ...]:
             raise BadData(f"{file}: names are numbered {short(sorted(names, key=str))}, expected 0 to {len(names) - 1}")
         names = [names[number] for number in range(len(names))]
     if names is None:
+        if count is not None and (type(count) is not int or not 1 <= count <= MAX_CLASSES):
+            raise BadData(f"{file}: nc is {short(count)}, expected the number of classes, 1 to {MAX_CLASSES}")
         return ()
     if not isinstance(names, list) or not all(isinstance(n, str | int | float) and n != "" for n in names) or not names:
         raise BadData(f"{file}: names is {short(names)}, expected a list of names, or `0: name` pairs")
