@@ -209,7 +209,7 @@ def recipe_asked(words: Sequence[str]) -> list[str]:
 def _values(file: Path) -> dict[str, Any]:
     from sightline.files.plain_yaml import read_yaml  # here: it takes 10 ms, and most commands read no file
 
-    return read_yaml(file)
+    return read_yaml(file, may_wait=True)
 
 
 def recipe_named_in(config: Path) -> str:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, overload
 
+from sightline.files.regular import regular
 from sightline.parts import DataConfig, Dataset
 
 # Checkpoints hold digests made with these numbers: other numbers need another name than `sampled` or `full`.
@@ -139,7 +140,7 @@ def _by_ends(files: Sequence[tuple[Path, int]]) -> dict[tuple[int, bytes], list[
 def _ends(file: tuple[Path, int]) -> bytes:
     path, size = file
     try:
-        with path.open("rb") as opened:
+        with open(path, "rb", opener=regular) as opened:
             start = opened.read(PIECE)
             opened.seek(max(0, size - PIECE))
             return hashlib.blake2b(start + opened.read(PIECE), digest_size=16).digest()
@@ -197,7 +198,7 @@ def _add(digest: Any, path: Path, most: int | None, key: str) -> None:
     try:
         if not path.is_file():  # reading a pipe would block
             raise FileNotFoundError
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             size = os.fstat(file.fileno()).st_size
             digest.update(size.to_bytes(8, "little"))
             if most is None or size <= most:

@@ -326,7 +326,7 @@ def check_state(state: dict[str, Any]) -> None:
         "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
         "fingerprints": lambda values: typed(values, dict[str, str]),
         "contents": lambda values: typed(values, dict[str, dict[str, str]]),
-        "environment": lambda values: typed(values, dict[str, Any]),
+        "environment": lambda values: typed(typed(values, dict[str, Any]).get("packages", {}), dict[str, str] | None),
         "choices": lambda values: typed(values, dict[str, str]),
         "stopwatch": lambda values: typed(values, dict[str, float | None]),
     }

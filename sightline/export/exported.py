@@ -14,27 +14,32 @@ from sightline import config
 from sightline.engine import checkpoint
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.export import formats
-from sightline.export.by_task import outputs_of
+from sightline.export.by_task import Outputs, misfit, outputs_of
 from sightline.export.run import on_cpu
 from sightline.export.served import FORMAT, Runs
 from sightline.files.typed_json import loads, typed
 from sightline.inference.checkpoints import Trained
-from sightline.parts import Batch, Bound, PredictOptions, Task
+from sightline.parts import Batch, Bound, DataSpec, PredictOptions, Task
 from sightline.recipe.flags import Given
 
 MAX_ABOUT_BYTES = 16 * 2**20
 
 
 class Runner(nn.Module):
-    """A loaded file in place of the network."""
+    """A loaded file in place of the network; what it answers is compared with what the task can read."""
 
-    def __init__(self, run: Runs, patch: tuple[int, ...]):
+    def __init__(self, run: Runs, path: Path, outputs: Outputs, spec: DataSpec):
         super().__init__()
         self.run = run
-        self.patch = patch  # the window of segmentation
+        self.path = path
+        self.outputs = outputs
+        self.spec = spec
+        self.patch = spec.size  # the window of segmentation
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
         found = tuple(self.run(image))
+        if wrong := misfit(self.outputs, found, len(image), self.spec):
+            raise BadData(f"{self.path} answers {wrong}: it is not what its description says; export it again")
         return found[0] if len(found) == 1 else found
 
 
@@ -55,7 +60,8 @@ class Exported(Trained):
 
     def build(self) -> nn.Module:
         """Load the file."""
-        return Runner(_format_of(self.path).load(self.path, trust=self.trust), self.spec.size)
+        run = _format_of(self.path).load(self.path, trust=self.trust)
+        return Runner(run, self.path, outputs_of(self.recipe.task, self.stored["raw"]), self.spec)
 
     def showing(self, options: PredictOptions) -> Task:
         """Return the task; refuse options that ask for more than the file keeps."""
@@ -93,10 +99,12 @@ def open_exported(path: Path, which: str, recipe_file: str, trust: bool, *given:
             raise UsageError(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
         checkpoint.check_state(about)
         typed(about.get("outputs"), list[str]), typed(about.get("raw"), bool), typed(about.get("model"), str)
-        typed(typed(about.get("input"), dict[str, Any]).get("dtype"), str)
+        dtype = typed(typed(about.get("input"), dict[str, Any]).get("dtype"), str)
     except ValueError as error:
         raise BadCheckpoint(f"{path}: its description is damaged ({error}); export it again") from error
     opened = Exported.set_up(path, {}, about, recipe_file, *on_cpu("predict with a file", *given))
+    if dtype != (fed := opened.recipe.data.served(opened.spec).dtype):
+        raise BadCheckpoint(f"{path}: its description is damaged (input of {dtype}, not of {fed}); export it again")
     opened = dataclasses.replace(opened, trust=trust)
     stored = config.of_stored(about["recipe"], recipe_file).build()[0]
     changes = [f"--model.{each}" for each in _differing(opened.recipe.model, stored.model)]

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from sightline.errors import BadSample
+from sightline.files.regular import regular
 
 _MAX_HEADER_BYTES = 4096
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -21,7 +22,7 @@ def map_array(path: Path, name: str, remedy: str) -> np.ndarray:
     NumPy parses the header as Python text and computes with the sizes in it: damage raises a dozen types of error.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             start = io.BytesIO(file.read(_MAX_HEADER_BYTES))  # or NumPy would ask for as much as the file claims
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import BadCheckpoint
+from sightline.files.regular import regular
 from sightline.files.typed_json import UnknownField, read_json, short, typed
 
 MANIFEST = "manifest.json"
@@ -121,11 +122,11 @@ def pointed_at(path: Path) -> str:
     """Read the name in a pointer file; "" where there is none."""
     if not path.is_file():
         return ""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return file.read(100).decode("utf-8", "replace").strip()
 
 
 def sha256_of(path: Path) -> str:
     """Return the checksum of a file."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

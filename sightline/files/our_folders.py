@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from sightline.errors import UsageError
+from sightline.files.regular import regular
 
 _PREDICTIONS = b'{\n "format": '  # predictions.json begins so
 _BESIDE_RUNS = ("report.html", "folds.json", "postprocessing.json")
@@ -53,7 +54,7 @@ def _is_predictions(path: str) -> bool:
     if not os.path.isfile(file):
         return False
     try:
-        with open(file, "rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             return opened.read(len(_PREDICTIONS)) == _PREDICTIONS
     except OSError:
         return False

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from sightline.errors import UsageError
+from sightline.files.regular import regular
 
 MAX_YAML_BYTES = 1 << 16  # read in two seconds; a config file is a few kB
 _kept: dict[str, Any] = {}  # text -> values
@@ -61,10 +62,11 @@ def _values_of(text: str) -> Any:
     return copy.deepcopy(_kept[text])
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the parts of a config file; UsageError where it cannot be read."""
+def read_yaml(path: Path, may_wait: bool = False) -> dict[str, Any]:
+    """Return the parts of a config file; UsageError where it cannot be read. `may_wait`: a pipe is read too, for files
+    that the user has named."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=None if may_wait else regular) as file:
             data = file.read(MAX_YAML_BYTES + 1)
         if len(data) > MAX_YAML_BYTES:
             raise UsageError(f"{path} is larger than {MAX_YAML_BYTES} bytes; a config file is a few kB")

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from sightline.files.regular import regular
 from sightline.files.typed_json import loads, short
 
 # ResNet-152 with LARS takes 100 kB. A tensor without values takes 45 bytes here and a kilobyte in torch.
@@ -44,7 +45,7 @@ _RANKS = {dtype: rank for rank, dtype in enumerate(_NAMES)}
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name; OSError, or ValueError where it is not a whole safetensors file."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):

@@ -18,6 +18,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from sightline.files.regular import regular
+
 MAX_DEPTH = 16  # of lists and objects within each other: comparing and printing recurse
 _WHOLE = range(-(2**63), 2**63)
 _NO_NAME = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # JSON can spell these; no file can be called so
@@ -35,7 +37,7 @@ def read_json(path: Path, most_bytes: int, *, refuse_twice: bool = False) -> Any
 
     Raises OSError, or ValueError as `loads` does.
     """
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"more than the {most_bytes} bytes allowed")

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from sightline.files.image_bytes import read_bytes
 from sightline.files.whole import write_whole
 from sightline.inference.reporter import PredictJob, Reporter
 from sightline.parts import Batch, DataSpec, Finding
+from sightline.terminal import visible
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +30,9 @@ DOCUMENT = "predictions.json"
 TABLE = "predictions.csv"
 TableRow = dict[str, str | int | float]
 FORMAT = 1
+# Where a formula may begin: at the start of a cell, and after the mark by which some languages part cells of a CSV,
+# whatever quotes say. Programs may drop blanks before it, and take wide signs for narrow ones.
+_FORMULA = re.compile(r"(?:^|(?<=;))(?=\s*[-=+@\uff1d\uff0b\uff0d\uff20])")
 # Full colour at every pixel: halved, thin red lines and small letters blur.
 ENCODERS: dict[str, dict[str, Any]] = {
     ".jpg": {"format": "JPEG", "quality": 92, "subsampling": 0},
@@ -166,10 +171,18 @@ def _as_csv(columns: Sequence[str], rows: Sequence[TableRow]) -> bytes:
     """Return the table as UTF-8; a name that is not text has its odd bytes written out."""
     text = io.StringIO()
     found = dict.fromkeys(name for row in rows for name in row)
-    writer = csv.DictWriter(text, list(found or columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_for_a_spreadsheet, found or columns))  # masks name columns by their classes
+    writer.writerows([_for_a_spreadsheet(row.get(name, "")) for name in found] for row in rows)
     return text.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _for_a_spreadsheet(cell: str | int | float) -> str | int | float:
+    r"""Return a cell that is shown as it is: control characters are written out as \x1b, and text that would be a
+    formula begins with '. predictions.json has the names themselves."""
+    if not isinstance(cell, str):
+        return cell
+    return _FORMULA.sub("'", visible(cell).replace("\t", "\\x09").replace("\n", "\\x0a"))
 
 
 def as_lines(row: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sightline.errors import UsageError
+from sightline.files.regular import regular
 from sightline.legacy import line, start
 from sightline.legacy.parse import wants_help
 from sightline.legacy.table import Act, Field, Notice, Script, plain
@@ -100,7 +101,8 @@ def _run_file(options: LegacyOptions, show: Show, run: RunCommand, environ: Mapp
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"--from {path} is larger than {MAX_FILE_BYTES} bytes; a README is smaller")
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8", opener=regular) as file:
+            text = file.read()
     except (OSError, ValueError) as error:
         raise UsageError(f"--from {path} cannot be read: {error}") from error
     exported: dict[str, str] = {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import UsageError
+from sightline.files.regular import regular
 from sightline.legacy.start import Row
 from sightline.legacy.table import Given
 
@@ -138,6 +139,7 @@ def _text(path: str) -> str:
     try:
         if Path(path).stat().st_size > MAX_BYTES:
             raise UsageError(f"{path} is larger than {MAX_BYTES} bytes; a list of operations is a few kB")
-        return Path(path).read_text(encoding="utf-8")
+        with open(path, encoding="utf-8", opener=regular) as file:
+            return file.read()
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read as a list of operations: {error}") from error

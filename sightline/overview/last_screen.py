@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
+from sightline.files.regular import regular
 from sightline.files.typed_json import loads, read_json
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, MAX_SCORES_BYTES, SCORES
 from sightline.runs.score_names import of_class
@@ -106,7 +107,7 @@ def _short(name: str) -> str:
 def _skipped(folder: Path, scores: dict[str, Any]) -> int:
     """Count the samples that could not be read, over all starts of the run."""
     try:
-        with (folder / BAD_SAMPLES).open("rb") as file:
+        with open(folder / BAD_SAMPLES, "rb", opener=regular) as file:
             rows = [loads(line) for line in file.read(MOST_BAD_BYTES).splitlines()]
         return len({(row["feed"], row["name"]) for row in rows})
     except DAMAGED:

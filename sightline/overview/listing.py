@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from sightline.errors import UsageError
 from sightline.files.plain_yaml import read_yaml
+from sightline.files.regular import regular
 from sightline.files.typed_json import loads, read_json, typed
 from sightline.runs.attempts import EXIT, read_exit
 from sightline.runs.folder import BEST_SCORES, LOCK, LOG, MAX_SCORES_BYTES, is_at_work
@@ -26,6 +27,7 @@ CONFIG = "config.yaml"
 MAX_DEPTH = 4  # folders below the one that is given: runs/PROJECT/RUN/fold-0 and one more
 MAX_LINE_BYTES = 2**20
 MAX_REASON = 200
+LAST_TIME = 2.0**33  # seconds since 1970, in the year 2242
 NOT_STARTED = b'"started": false}'
 SIGNALS = 128  # exit codes above it are signals
 _KIND = re.compile(rb'\{"event": "(start|train|epoch|evaluate_end|time_to_train|exit)"')  # what `train` alone writes
@@ -147,7 +149,7 @@ def _read_log(path: Path) -> tuple[int | None, float | None]:
     count are parsed: a long run has tens of thousands."""
     starts: list[list[bytes]] = []  # the first and the last line of each
     progress, ended = b"", False
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             kind = _KIND.match(line)
             if kind is None or not line.endswith(b"\n"):  # the last line of a run that was killed may be half a line
@@ -163,7 +165,9 @@ def _read_log(path: Path) -> tuple[int | None, float | None]:
                 progress = line
     times = [[typed(loads(line)["time"], float) for line in lines] for lines in starts]
     done = typed(loads(progress)["epoch"], int) if progress else 0 if starts else None
-    return done, sum(max(0.0, last - first) for first, last in times) if times else None
+    if not times or not all(0 <= time < LAST_TIME for pair in times for time in pair):
+        return done, None
+    return done, sum(max(0.0, last - first) for first, last in times)
 
 
 def _field(config: Any, part: str, field: str, kind: type) -> Any:

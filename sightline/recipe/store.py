@@ -95,7 +95,7 @@ def with_decisions_of(settings: Settings, run: Path) -> Settings | None:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     from sightline.files.plain_yaml import read_yaml  # here: it takes 10 ms, and most starts read none
 
-    values = read_yaml(path)
+    values = read_yaml(path, may_wait=True)
     values.pop("recipe", None)
     return values, origins_of(values.pop(ORIGINS, {}))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sightline.runs.screen import as_score
 
-MOST = 1e308  # larger whole numbers cannot be drawn
+MOST = 1e100  # larger numbers are not drawn: sums, differences and slopes of these stay finite
 
 
 def text(value: Any) -> str:
@@ -70,5 +70,5 @@ def bar(value: Any) -> str:
 
 
 def is_score(value: Any) -> bool:
-    """Return whether a value out of a file is a finite number."""
+    """Return whether a value out of a file is a number that can be drawn."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST

@@ -15,6 +15,7 @@ from typing import Any
 
 from sightline import __version__
 from sightline.errors import UsageError
+from sightline.files.regular import regular
 from sightline.files.whole import write_whole
 from sightline.report import data_facts
 from sightline.report.curves import charts
@@ -48,7 +49,7 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def _is_page(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
         return bool(re.search(rb" by sightline [^<]*</p></main></body></html>\s*$", file.read()))
 

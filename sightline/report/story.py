@@ -15,10 +15,12 @@ from typing import Any
 from sightline.errors import UsageError
 from sightline.files.checkpoint_folder import folder_of_runs, nearest_run
 from sightline.files.plain_yaml import read_yaml
+from sightline.files.regular import regular
 from sightline.files.typed_json import loads, read_json
 from sightline.overview.listing import CONFIG, MAX_LINE_BYTES, RunSummary, read_run
 from sightline.recipe import store
 from sightline.recipe.show import reason
+from sightline.report.html import is_score
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, DRAWINGS, LOG, MAX_SCORES_BYTES, SCORES, SUSPICIOUS
 
 ENVIRONMENT = "environment.json"
@@ -133,24 +135,24 @@ def _read_log(path: Path, story: RunStory) -> None:
     curves: dict[str, dict[float, float]] = {}
     ends: dict[float, float] = {}  # of epochs
     broken = 0
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             try:
                 event = loads(line)
                 kind, time = str(event["event"]), float(event["time"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError):  # OverflowError: a whole number beyond all floats
                 broken += 1
                 continue
             epoch, step = event.get("epoch"), event.get("step")
-            if kind == "evaluate" and _is_number(epoch) and _is_number(step) and 0 < min(epoch, step) < math.inf:
+            if kind == "evaluate" and is_score(epoch) and is_score(step) and min(epoch, step) >= 1:
                 ends[epoch] = step  # it is evaluated where an epoch ends
-            if kind in CURVES and _is_number(event.get("step")):
+            if kind in CURVES and is_score(step):
                 for name, value in event.items():
                     if name not in NOT_CURVES and (value is None or _is_number(value)):
                         points = curves.setdefault(f"{kind}/{name}", {})
-                        points[event["step"]] = math.nan if value is None else value
+                        points[step] = value if is_score(value) else math.nan
             if kind in ("start", "resume", "exit"):
-                story.images_per_s = speed if _is_number(speed := event.get("images_per_s")) else 0.0
+                story.images_per_s = speed if is_score(speed := event.get("images_per_s")) else 0.0
             if kind in TOLD and not str(event.get("text", "")).startswith(SKIPPED):
                 story.events.append((time, _sentence(kind, event)))
     if left_out := max(0, len(story.events) - MOST_EVENTS):
@@ -172,7 +174,7 @@ def _rising(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _read_skipped(path: Path, story: RunStory) -> None:
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         lines = file.read(MOST_BAD_BYTES).splitlines()
     for line in lines:
         try:

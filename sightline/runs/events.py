@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from sightline import __version__
 from sightline.data.loading.workers import Bad
+from sightline.files.regular import regular
 from sightline.files.whole import open_text
 from sightline.runs.folder import BAD_SAMPLES, LOG, RunFolder, finite
 from sightline.runs.loggers import Logger, RunStart
@@ -48,7 +49,7 @@ class JsonLines(Logger):
     def count(self, name: str) -> int:
         """Count the events of this name so far."""
         try:
-            with self._path.open("rb") as file:
+            with open(self._path, "rb", opener=regular) as file:
                 return sum(f'"event": "{name}"'.encode() in line for line in file)
         except OSError:  # none yet
             return 0

@@ -1,6 +1,7 @@
 """`sightline check` as a user types it: exit 0 on good data, exit 3 and the whole list on bad data."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -197,3 +198,53 @@ def test_usage(check, tmp_path, capsys):
 def test_synthetic_images_have_no_files(check):
     code, out, _ = check("synthetic:classes=10,samples=80,size=8")
     assert code == 0 and "images                 80" in out
+
+
+@pytest.fixture(scope="module")
+def boxes(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images with YOLO labels; for reading only."""
+    root = tmp_path_factory.mktemp("yolo")
+    for split in ("train", "val"):
+        (root / "labels" / split).mkdir(parents=True)
+        (root / "images" / split).mkdir(parents=True)
+        for number, image in enumerate(sorted((shapes / split).glob("*/*"))[::10][:4]):
+            shutil.copy(image, root / "images" / split / f"{number}{image.suffix}")
+            (root / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("labels/train/1.txt", "labels/train/1.txt: cannot be read: a pipe or a device, expected a file; remove it"),
+        ("images/train/1", "image 2 is not there"),
+        ("images/train/more.jpg", "image 5 is not there"),
+        ("classes.txt", ""),
+        ("data.yaml", ""),
+        ("train.txt", ""),
+    ],
+)
+def test_a_pipe_among_data_does_not_hold_up_a_check(boxes: Path, tmp_path: Path, name: str, told: str, capsys):
+    """Nobody writes to it: opening it would wait."""
+    data = tmp_path / "data"
+    shutil.copytree(boxes, data)
+    path = next((data / name).parent.glob(f"{(data / name).name}.*"), data / name)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    code = cli.main(["check", "demo_detection", f"--data.path={data}", "--run.workers=0"])
+    out = capsys.readouterr().out
+    assert told in out and code == (3 if told else 0), out
+
+
+def test_labels_that_are_a_pipe_are_refused(check, data: Path):
+    labels = data / "train" / "labels.csv"
+    os.mkfifo(labels)
+    code, _, err = check(labels)
+    assert code == 2 and "holds nothing that this recipe can read" in err
+
+
+@pytest.mark.skipif(not os.access("/proc/kmsg", os.R_OK), reason="needs root and /proc/kmsg")
+def test_labels_that_link_to_news_of_the_system_are_empty(check, tmp_path: Path):
+    (tmp_path / "labels.csv").symlink_to("/proc/kmsg")
+    code, out, _ = check(tmp_path)
+    assert code == 3 and "labels.csv is empty; expected a CSV file with a header" in out

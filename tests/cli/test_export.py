@@ -22,6 +22,7 @@ from sightline import api, cli, config
 from sightline.engine import checkpoint
 from sightline.engine.progress import TrainProgress
 from sightline.errors import UsageError
+from sightline.export.formats import onnx as onnx_format
 from sightline.export.formats import torch_export
 from sightline.parts import DataSpec
 from sightline.recipe import store
@@ -546,3 +547,99 @@ def test_predict_refuses_other_files(classifier: Path, shapes: Path, tmp_path: P
         assert said.code == code and told in said.err, said
     said = sightline("predict", classifier / "model.onnx", shapes / "val", "--checkpoint", "latest", *HERE)
     assert said.code == 2 and "is one network" in said.err
+
+
+def constant(graph, output: str, value: np.ndarray) -> None:
+    """Let a graph answer this, whatever it is fed."""
+    [place] = [at for at, each in enumerate(graph.output) if each.name == output]
+    for node in graph.node:
+        node.output[:] = [f"former {output}" if name == output else name for name in node.output]
+    graph.node.append(onnx.helper.make_node("Constant", [], [output], value=onnx.numpy_helper.from_array(value)))
+    kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+    graph.output[place].CopyFrom(onnx.helper.make_tensor_value_info(output, kind, None))
+
+
+def huge(graph) -> None:
+    """A tensor of 16 TB, which every memory refuses."""
+    constant(graph, "logits", np.array([2**42], np.int64))
+    graph.node[-1].output[:] = ["many"]
+    graph.node.append(onnx.helper.make_node("ConstantOfShape", ["many"], ["logits"]))
+    graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None))
+
+
+def endless(graph) -> None:
+    """A loop whose condition stays true."""
+    value = onnx.helper.make_tensor_value_info
+    body = onnx.helper.make_graph(
+        [onnx.helper.make_node("Identity", ["on"], ["still"]), onnx.helper.make_node("Neg", ["x"], ["y"])],
+        "body",
+        [value("turn", onnx.TensorProto.INT64, []), value("on", onnx.TensorProto.BOOL, []), value("x", 1, None)],
+        [value("still", onnx.TensorProto.BOOL, []), value("y", 1, None)],
+    )
+    for node in graph.node:
+        node.output[:] = ["former" if name == "logits" else name for name in node.output]
+    graph.node.append(
+        onnx.helper.make_node("Constant", [], ["yes"], value=onnx.numpy_helper.from_array(np.array(True)))
+    )
+    graph.node.append(onnx.helper.make_node("Loop", ["", "yes", "former"], ["logits"], body=body))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda graph: constant(graph, "logits", np.zeros((2, 3), np.float32)), "logits of shape (2, 3), expected ("),
+        (lambda graph: constant(graph, "logits", np.zeros(3, np.float32)), "logits of shape (3), expected ("),
+        (lambda graph: constant(graph, "logits", np.array(["a"])), "cannot be run by onnxruntime"),
+        (huge, "cannot be run by onnxruntime"),
+        (endless, "has not answered within 1 s for a batch of"),
+    ],
+    ids=["classes", "axes", "texts", "huge", "endless"],
+)
+def test_a_graph_that_is_not_what_its_description_says_is_refused(
+    change, told: str, classifier: Path, shapes: Path, tmp_path: Path, sightline, monkeypatch
+):
+    hostile = onnx.load(classifier / "model.onnx")
+    change(hostile.graph)
+    onnx.save(hostile, tmp_path / "hostile.onnx")
+    if change is endless:  # a minute otherwise
+        monkeypatch.setattr(onnx_format, "LEAST_S", 1.0)
+        monkeypatch.setattr(onnx_format, "NUMBERS_PER_S", 2**30)
+    said = sightline("predict", tmp_path / "hostile.onnx", shapes / "val", "--out", tmp_path / "out", *HERE)
+    assert said.code == 3 and f"{tmp_path}/hostile.onnx " in said.err and told in said.err, said
+
+
+def test_a_description_of_another_input_is_refused(classifier: Path, shapes: Path, tmp_path: Path, sightline):
+    changed = onnx.load(classifier / "model.onnx")
+    changed.metadata_props[0].value = changed.metadata_props[0].value.replace('"uint8"}', '"float32"}')
+    onnx.save(changed, tmp_path / "other.onnx")
+    said = sightline("predict", tmp_path / "other.onnx", shapes / "val", "--out", tmp_path / "out", *HERE)
+    assert said.code == 4 and "(input of float32, not of uint8); export it again" in said.err, said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("labels", np.full((1, 1), 7, np.int64), "labels of shape (1, 1), expected ("),
+        ("labels", None, "labels beyond its 3 classes"),
+        ("scores", None, "scores that are not finite"),
+        ("boxes", np.zeros((1, 3), np.float32), "boxes of shape (1, 3), expected ("),
+    ],
+)
+def test_boxes_that_are_not_what_a_description_says_are_refused(
+    name: str, value, told: str, detector: Path, shapes: Path, tmp_path: Path, sightline
+):
+    hostile = onnx.load(detector / "model.onnx")
+    if value is None:  # all others as they are
+        for node in hostile.graph.node:
+            node.output[:] = [f"former {name}" if each == name else each for each in node.output]
+        add = np.array(4, np.int64) if name == "labels" else np.array(np.inf, np.float32)
+        hostile.graph.node.append(
+            onnx.helper.make_node("Constant", [], ["more"], value=onnx.numpy_helper.from_array(add))
+        )
+        hostile.graph.node.append(onnx.helper.make_node("Add", [f"former {name}", "more"], [name]))
+    else:
+        constant(hostile.graph, name, value)
+    onnx.save(hostile, tmp_path / "hostile.onnx")
+    words = ["predict", tmp_path / "hostile.onnx", shapes / "val", "--out", tmp_path / "out", *recipe_of(detector)]
+    said = sightline(*words, *HERE)
+    assert said.code == 3 and told in said.err and "hostile.onnx answers" in said.err, said

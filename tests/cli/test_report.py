@@ -243,6 +243,20 @@ def test_an_odd_or_damaged_run_still_gets_a_page(sightline, run: Path, odd: str)
         assert "script" not in page.tags and page.images  # thumbnails of the files
 
 
+READ = ["config.yaml", "log.jsonl", "scores.json", "scores-best.json", "drawings.json", "data.json", "environment.json"]
+READ += ["bad_samples.jsonl", "suspicious.json", "exit.json", "scores-ckpt-00000001-test.json", "samples.jpg"]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_pipe_in_place_of_a_file_of_the_run_does_not_hold_up_its_page(sightline, run: Path, name: str):
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)  # nobody writes to it: opening it would wait
+    said = sightline("report", run)
+    assert said.code == 0, said
+    if name not in ("exit.json", "data.json", "samples.jpg"):
+        assert f"{name} cannot be read: " in Page(run / "report.html").text
+
+
 SMALL_BOXES = ["--data.path=synthetic:classes=3,samples=24,size=60", "--model.width=4", "--data.size=48"]
 SMALL_BOXES += ["--data.max-boxes=8", "--data.classes=3", "--train.global-batch=8"]
 SMALL_SLICES = [

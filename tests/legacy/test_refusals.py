@@ -1,6 +1,7 @@
 """Lines that cannot be, options of `sightline legacy` itself, and files that a line names: each is refused by name."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,17 @@ def test_options_stand_before_the_line_and_print_anywhere():
     assert (options.prints, options.device, options.extra, options.file) == (True, "cpu", ("--a.b=c=d",), "")
     options, words = command.read_options(["--from=R", "--"])
     assert (options.prints, options.file, words) == (False, "R", [])
+
+
+def test_a_pipe_of_lines_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "R")  # nobody writes to it: opening it would wait
+    options, _ = command.read_options(["--from", str(tmp_path / "R")])
+    with pytest.raises(
+        UsageError, match=r"--from .*R cannot be read: .* a pipe or a device, expected a file; remove it"
+    ):
+        command._run_file(options, print, lambda *words: None, {})
+    with pytest.raises(UsageError, match=r"R cannot be read as a list of operations: .* a pipe or a device"):
+        oplists._text(str(tmp_path / "R"))
 
 
 def test_a_file_of_lines_is_no_larger_than_a_readme(tmp_path: Path):

@@ -17,6 +17,7 @@ from sightline.data.sources.coco import Files, places
 from sightline.data.sources.layouts import SPLITS, Splits
 from sightline.errors import BadData
 from sightline.files.json_lists import BLOCK
+from sightline.files.regular import regular
 from sightline.files.typed_json import short
 from sightline.parts import Split
 
@@ -108,7 +109,7 @@ def _each(
 def read_json(file: Path, split: Split, report: Report) -> Instances | None:
     """Read a json file of COCO's; None if that is not possible, which is noted."""
     try:
-        with file.open("rb") as handle:
+        with open(file, "rb", opener=regular) as handle:
             found = read_instances(iter(lambda: handle.read(BLOCK), b""), file.name, _noting(split, report))
         first: dict[str, int] = {}
         for number, title in found.categories.items():

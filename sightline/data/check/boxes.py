@@ -37,6 +37,7 @@ from sightline.data.sources.box_images import list_files
 from sightline.data.sources.coco import find, places
 from sightline.data.sources.layouts import IMAGES
 from sightline.errors import BadData, BadSample, first_of
+from sightline.files.regular import regular
 from sightline.files.typed_json import short
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
@@ -240,7 +241,8 @@ def _look_at_file(folder: Path, image: Image, decode: bool) -> SeenImage:
     try:
         if path.stat().st_size > MAX_BYTES:
             return SeenImage(0, 0, b"", f"{path.stat().st_size} bytes, more than the {MAX_BYTES} allowed for one image")
-        data = path.read_bytes()
+        with open(path, "rb", opener=regular) as opened:
+            data = opened.read()
     except OSError as error:
         return SeenImage(0, 0, b"", error.strerror or type(error).__name__)
     return _look_at(data, image, decode)
@@ -290,7 +292,7 @@ def _frames(path: Path, split: Split, report: Report) -> list[tuple[str, int]]:
     """Return (file, offset) of the records of a shard, up to where it is damaged."""
     places: list[tuple[str, int]] = []
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             if os.fstat(file.fileno()).st_size:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                     places.extend((path.name, offset) for offset, _ in scan_frames(mapped, path.name))
@@ -306,7 +308,7 @@ def _look_at_records(shared: tuple[tuple[Path, list[tuple[str, int]]], bool], jo
     seen = []
     for name, offset in places[slice(*job)]:
         try:
-            with (root / name).open("rb") as file:
+            with open(root / name, "rb", opener=regular) as file:
                 payload = read_frame(file, offset, MAX_RECORD_BYTES, name)
             seen.append(_look_at_record(parse_example(payload), name, decode))
         except (OSError, BadData) as error:

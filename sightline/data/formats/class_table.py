@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.errors import BadData
+from sightline.files.regular import regular
 from sightline.files.typed_json import short
 
 FILES = (  # the preferred first
@@ -49,7 +50,7 @@ def find_table(folders: Sequence[Path]) -> ClassTable | None:
 def read_table(file: Path) -> ClassTable | None:
     """Read a table; None for a csv file about something else. Raises BadData for a row that is wrong."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             lines = opened.read(_MAX_BYTES).decode("utf-8-sig", "replace").splitlines()
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror}") from error

@@ -20,6 +20,7 @@ import numpy as np
 
 from sightline.data.sources.index_files import Names
 from sightline.errors import BadData, first_of
+from sightline.files.regular import regular
 from sightline.files.typed_json import short
 
 # Names of the columns, of several the first.
@@ -210,7 +211,7 @@ def _listed(cell: str) -> list[str] | None:
 
 def _opened(path: Path) -> TextIO:
     try:
-        return path.open(encoding="utf-8-sig", newline="")
+        return open(path, encoding="utf-8-sig", newline="", opener=regular)
     except OSError as error:
         raise BadData(f"{path} cannot be read: {error.strerror}; expected {EXPECTED}") from error
 
@@ -219,7 +220,7 @@ def _check_text(path: Path) -> None:
     """Raise BadData if a file is too large, or is not UTF-8 text; look at a piece at a time."""
     decoder, lines = codecs.getincrementaldecoder("utf-8")(), 1
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             if os.fstat(file.fileno()).st_size > _MAX_BYTES:
                 raise BadData(f"{path} has more than {_MAX_BYTES >> 20} MiB; expected {EXPECTED}")
             while block := file.read(2**20):

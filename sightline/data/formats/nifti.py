@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sightline.errors import BadSample
+from sightline.files.regular import regular
 from sightline.files.whole import written_whole
 
 MAX_BYTES = 2 * 2**30  # of one file's voxels, as stored and as float32: twice the Decathlon's largest CT
@@ -115,7 +116,7 @@ def _opened(path: Path, name: str) -> BinaryIO:
     try:
         if not path.is_file():  # reading a pipe would block
             raise BadSample(name, f"{path} is {'no regular file' if path.exists() else 'not there'}; give a NIfTI file")
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             is_packed = file.read(2) == b"\x1f\x8b"
         return gzip.open(path) if is_packed else path.open("rb")  # type: ignore[return-value]  # a BufferedIOBase
     except OSError as error:

@@ -17,6 +17,7 @@ from sightline.data.formats.coco import Instances, read_instances, usable
 from sightline.data.sources import Objects, index_files
 from sightline.errors import BadData, first_of
 from sightline.files.json_lists import BLOCK
+from sightline.files.regular import regular
 
 _FLOATS = ("boxes", "area")  # kept as their bits: an index holds whole numbers
 
@@ -241,7 +242,7 @@ def of_instances(found: Instances) -> Annotations:
 def chunks_of(file: Path) -> Iterator[bytes]:
     """Yield the bytes of a file. Raises BadData if it cannot be read."""
     try:
-        with open(file, "rb") as handle:
+        with open(file, "rb", opener=regular) as handle:
             progress = index_files.ScanProgress(str(file), max(1, file.stat().st_size >> 20), "MiB")
             while chunk := handle.read(BLOCK):
                 yield chunk

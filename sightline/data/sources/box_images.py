@@ -33,6 +33,7 @@ from sightline.errors import BadData, BadSample
 from sightline.files.image_bytes import read_bytes
 from sightline.files.our_folders import is_result
 from sightline.files.plain_yaml import read_yaml
+from sightline.files.regular import regular
 from sightline.parts import Split
 
 _PUBLISHED = re.compile(r"(train|val)20\d\d")  # folders of COCO's zips
@@ -181,7 +182,7 @@ def sides_of(path: Path) -> tuple[int, int]:
     Both are UNKNOWN_SIDE if it cannot be read, which happens again when its pixels are needed.
     """
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             data = file.read(_FIRST_BYTES)
             if (header := first_header(data)) and header.format == "JPEG":
                 return header.shape[:2]

@@ -30,6 +30,7 @@ from sightline.data.sources.layouts import (
 )
 from sightline.data.sources.outlines import CocoMasks, Outlined, read_outlined
 from sightline.errors import BadData, UsageError, first_of
+from sightline.files.regular import regular
 from sightline.parts import Split
 
 EXPECTED = "PATH/annotations/instances_{0}2017.json with PATH/{0}2017/*.jpg, or instances_{0}.json with {0}/"
@@ -319,7 +320,7 @@ def _json_names(folder: Path) -> list[str]:
 
 def _has_lists(file: Path) -> bool:
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             return _LISTS.search(opened.read(_HEAD)) is not None
     except OSError:
         return False
@@ -328,7 +329,7 @@ def _has_lists(file: Path) -> bool:
 def _has_annotations(file: Path) -> bool:
     """Return whether a json file lists an annotation: those of images that others are to label have none."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             before = b""
             while block := opened.read(_BLOCK):
                 if _ANNOTATION.search(before + block):

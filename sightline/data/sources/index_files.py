@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sightline import terminal
+from sightline.files.regular import regular
 from sightline.files.typed_json import loads, typed
 from sightline.files.whole import replaced, user_cache
 from sightline.hardware.launch.place import is_rank_0
@@ -158,7 +159,7 @@ def _encode(key: str, arrays: Arrays) -> bytes:
 
 def _read(place: Path, key: str) -> Arrays | None:
     """Read the header first: what is not ours may be of any size."""
-    with place.open("rb") as file:
+    with open(place, "rb", opener=regular) as file:
         size = os.fstat(file.fileno()).st_size
         begin = file.read(_PREFIX)
         length = int.from_bytes(begin[-4:], "little")

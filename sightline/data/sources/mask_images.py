@@ -16,6 +16,7 @@ from sightline.data.sources.box_images import drawn
 from sightline.data.sources.layouts import Place, Splits
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.image_bytes import read_bytes
+from sightline.files.regular import regular
 from sightline.parts import Split
 
 MOST_CLASSES = IGNORED
@@ -93,7 +94,7 @@ def split_rows(
 
 def peek(path: Path) -> Header:
     """Return the header of an image, out of its first bytes if they tell. Raises OSError or BadSample."""
-    with path.open("rb") as file:
+    with open(path, "rb", opener=regular) as file:
         if header := first_header(file.read(_FIRST_BYTES)):
             return header
     return read_header(read_bytes(path, path.name), path.name)

@@ -25,6 +25,7 @@ from sightline.data.sources.layouts import (
 )
 from sightline.data.volumes.layouts import IMAGE_FOLDERS, LABEL_ENDS, LABEL_FOLDERS
 from sightline.errors import BadData, UsageError
+from sightline.files.regular import regular
 from sightline.parts import Split
 
 # In lower case, the preferred first.
@@ -216,7 +217,7 @@ def _mask_of(place: Place, name: str) -> bool:
 def _listed(file: Path) -> list[str]:
     """Return the names that a list has, sorted."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             text = opened.read(_MAX_LIST_BYTES).decode("utf-8-sig", "surrogateescape")
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror}") from error

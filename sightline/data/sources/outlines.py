@@ -27,6 +27,7 @@ from sightline.data.sources.layouts import Splits, no_test_split
 from sightline.data.sources.mask_images import MOST_CLASSES, MaskImages, pixels_of, split_rows
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.json_lists import MAX_ENTRY
+from sightline.files.regular import regular
 from sightline.files.typed_json import loads, short
 from sightline.parts import Split
 
@@ -136,7 +137,7 @@ class CocoMasks(OutlineImages):
         objects = self.annotations.objects(index)
         first = int(self.annotations.ends[index]) - len(objects.labels)
         try:
-            with self.file.open("rb") as opened:
+            with open(self.file, "rb", opener=regular) as opened:
                 for row in np.argsort(~objects.crowd, kind="stable").tolist():
                     outline = self._outline(opened, first + row, index)
                     yield outline, IGNORED if objects.crowd[row] else int(self.index_of[objects.labels[row] - 1])

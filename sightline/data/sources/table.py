@@ -33,6 +33,7 @@ from sightline.data.sources.layouts import IMAGES, Place, Splits
 from sightline.data.sources.table_columns import TRIED, choose, file_column, files_in
 from sightline.errors import BadData, first_of
 from sightline.files.image_bytes import read_bytes
+from sightline.files.regular import regular
 from sightline.parts import Split
 
 _ENDINGS = (".csv", ".tsv")
@@ -77,7 +78,7 @@ def _find(path: str) -> Splits | None:
 def _first_line(place: Place) -> bytes:
     assert place.labels is not None
     try:
-        with place.labels.open("rb") as file:
+        with open(place.labels, "rb", opener=regular) as file:
             return file.readline(2**16).strip()
     except OSError:  # reported by who reads all of it
         return b""

@@ -38,6 +38,7 @@ from sightline.data.sources.shards import (
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.archive import BLOCK, REGULAR, tar_entries
 from sightline.files.positioned import read_at
+from sightline.files.regular import regular
 from sightline.parts import DataConfig, Split
 
 IMAGES = tuple(suffix.removeprefix(".") for suffix in DataConfig.file_suffixes)
@@ -281,7 +282,7 @@ def _build_index(shards: list[Shard]) -> Index:
     progress = index_files.ScanProgress(str(shards[0].path.parent), len(shards), "files")
     for number, shard in enumerate(shards):
         try:
-            with open(shard.path, "rb") as file:
+            with open(shard.path, "rb", opener=regular) as file:
                 for group in _groups(file, shard):
                     scan.add(number, shard, group)
                     progress(number)

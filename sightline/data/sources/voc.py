@@ -35,6 +35,7 @@ from sightline.data.sources.layouts import (
     test_folder,
 )
 from sightline.errors import BadData, first_of
+from sightline.files.regular import regular
 from sightline.files.typed_json import short
 from sightline.parts import Split
 
@@ -78,14 +79,15 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
 def counted_alike(read: Mapping[Split, Instances]) -> dict[Split, Instances]:
     """Return the splits of a dataset with pixels and classes counted alike: pixels as train and val count them."""
     shift = _shift([found.boxes for split, found in read.items() if split != "test"])
-    classes = sorted({name for found in read.values() for name in found.categories.values()})
+    classes = dict(enumerate(sorted({name for found in read.values() for name in found.categories.values()}), 1))
+    numbers = {name: number for number, name in classes.items()}
     counted = {}
     for split, found in read.items():
         boxes = found.boxes + shift
-        labels = np.asarray([classes.index(found.categories[label]) + 1 for label in found.labels.tolist()], np.int64)
+        labels = np.asarray([numbers[found.categories[label]] for label in found.labels.tolist()], np.int64)
         counted[split] = replace(
             found,
-            categories=dict(enumerate(classes, 1)),
+            categories=classes,
             labels=labels,
             boxes=boxes,
             area=boxes[:, 2] * boxes[:, 3],
@@ -156,7 +158,7 @@ def _with_test_list(layout: Splits, place: Place, lists: Path) -> Splits:
 def _first_names(file: Path) -> list[str]:
     """Return the names in the first lines of a list; none if it cannot be read, which reading all of it reports."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             lines = opened.read(_MAX_FIRST_BYTES).decode("utf-8-sig", "surrogateescape").splitlines()
     except OSError:
         return []
@@ -242,7 +244,7 @@ class XmlFiles:
 def _named(file: Path, there: Mapping[str, object]) -> Iterator[str]:
     """Yield the xml files that a list of ImageSets/Main names, sorted."""
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             text = opened.read(_MAX_LIST_BYTES).decode("utf-8-sig", "surrogateescape")
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror}") from error
@@ -295,7 +297,7 @@ def read_instances(files: XmlFiles, wrong: Wrong) -> Instances:
 
 def _annotation(file: Path, wrong: Wrong) -> Annotation | None:
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             return read_annotation(opened.read(MAX_XML_BYTES + 1), str(file), wrong)
     except OSError as error:
         wrong("unreadable entry", str(file), f"cannot be read: {error.strerror}")

@@ -36,6 +36,7 @@ from sightline.data.sources.layouts import (
 from sightline.data.sources.outlines import OutlineImages
 from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.files.plain_yaml import read_yaml
+from sightline.files.regular import regular
 from sightline.files.typed_json import short
 from sightline.parts import Split
 
@@ -145,7 +146,7 @@ class Pairs:
     def _listed(cls, file: Path) -> Pairs:
         """List what a .txt file names, line by line, from its own folder or as absolute paths."""
         try:
-            with file.open("rb") as opened:
+            with open(file, "rb", opener=regular) as opened:
                 text = opened.read(_MAX_LIST_BYTES).decode("utf-8-sig", "surrogateescape")
         except OSError as error:
             raise BadData(f"{file} cannot be read: {error.strerror}") from error
@@ -205,7 +206,7 @@ def read_instances(pairs: Pairs, classes: tuple[str, ...], wrong: Wrong) -> Inst
 
 def _lines(file: Path, classes: int, wrong: Wrong) -> list[Line]:
     try:
-        with file.open("rb") as opened:
+        with open(file, "rb", opener=regular) as opened:
             data = opened.read(MAX_LABEL_BYTES + 1)
     except OSError as error:
         wrong("unreadable entry", str(file), f"cannot be read: {error.strerror}")
@@ -242,7 +243,7 @@ class YoloMasks(OutlineImages):
         if not (file := self.labels[index]):
             return []
         try:
-            with open(file, "rb") as opened:
+            with open(file, "rb", opener=regular) as opened:
                 lines = read_lines(opened.read(MAX_LABEL_BYTES + 1), file, len(self.index_of), refuse)
         except OSError as error:
             raise BadSample(self.name(index), f"{file} cannot be read: {error.strerror}") from error
@@ -400,6 +401,8 @@ def _class_names(file: Path, values: dict[Any, Any]) -> tuple[str, ...]:
             raise BadData(f"{file}: names are numbered {short(sorted(names, key=str))}, expected 0 to {len(names) - 1}")
         names = [names[number] for number in range(len(names))]
     if names is None:
+        if count is not None and (type(count) is not int or not 1 <= count <= MAX_CLASSES):
+            raise BadData(f"{file}: nc is {short(count)}, expected the number of classes, 1 to {MAX_CLASSES}")
         return ()
     if not isinstance(names, list) or not all(isinstance(n, str | int | float) and n != "" for n in names) or not names:
         raise BadData(f"{file}: names is {short(names)}, expected a list of names, or `0: name` pairs")
@@ -460,7 +463,7 @@ def _listed_classes(root: Path) -> tuple[str, ...]:
     """Return the names in classes.txt, one per line; () if there is no such file."""
     for folder in (root, root / "labels", root / "labels" / "train", root / "train"):
         try:
-            with (folder / CLASSES).open("rb") as file:
+            with open(folder / CLASSES, "rb", opener=regular) as file:
                 text = file.read(_MAX_CLASSES_BYTES).decode("utf-8-sig", "replace")
         except OSError:
             continue

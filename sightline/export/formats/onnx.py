@@ -5,10 +5,12 @@ Read back by onnxruntime on the CPU.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ KEY = "sightline"
 # costs 2.5e-5 of a patch of 128^3 in every layer.
 MANY_VOXELS = 2**18
 ABOUT = f"ONNX, opset {OPSET}"
+# A stranger's graph may loop for ever. A batch gets a minute; a large one a second for so many numbers of its input,
+# which a 224 px image about has.
+LEAST_S, NUMBERS_PER_S = 60.0, 2**17
 
 
 def check_installed() -> None:
@@ -87,14 +92,44 @@ def _norms() -> dict[Any, Callable[..., Any]]:
 
 
 def load(path: Path, served: Served | None = None, trust: bool = False) -> Runs:
-    """Open a file for running."""
+    """Open a file for running; one that this process did not write may not take for ever."""
     session = _session(path)
     names = [each.name for each in session.get_outputs()]
 
     def run(image: Tensor) -> tuple[Tensor, ...]:
-        return tuple(map(torch.from_numpy, session.run(names, {INPUT: image.contiguous().numpy()})))
+        limit_s = math.inf if served else max(LEAST_S, image.numel() / NUMBERS_PER_S)
+        with _ended_after(limit_s) as options:
+            try:
+                found = session.run(names, {INPUT: image.contiguous().numpy()}, options)
+                return tuple(map(torch.from_numpy, found))
+            except Exception as error:  # onnxruntime has a type for every status; TypeError: an output of texts
+                if options.terminate:
+                    raise BadData(
+                        f"{path} has not answered within {limit_s:.0f} s for a batch of {len(image)}; its graph may be "
+                        f"without end. For a slow one give fewer at once: --train.global-batch 1, for windows "
+                        f"--task.window-batch 1"
+                    ) from error
+                said = f"{type(error).__name__}: {str(error)[:200]}"
+                raise BadData(f"{path} cannot be run by onnxruntime ({said}); export it again") from error
 
     return run
+
+
+@contextlib.contextmanager
+def _ended_after(limit_s: float) -> Iterator[Any]:
+    """Yield options of a run that onnxruntime ends after the limit, between two operations of the graph or of a loop
+    in it."""
+    import onnxruntime
+
+    options = onnxruntime.RunOptions()
+    timer = threading.Timer(limit_s, setattr, (options, "terminate", True))
+    timer.daemon = True
+    if limit_s < math.inf:
+        timer.start()
+    try:
+        yield options
+    finally:
+        timer.cancel()
 
 
 def about(path: Path) -> str:

@@ -190,6 +190,18 @@ def test_a_newer_format_is_not_taken_for_damage(checkpoints: Checkpoints, told: 
     assert path.is_dir()
 
 
+@pytest.mark.parametrize("packages", [["torch"], "torch", {"torch": ["2.9"]}, 5])
+def test_packages_that_no_run_has_written_are_damage(checkpoints: Checkpoints, packages: object):
+    """Resuming compares them one by one."""
+    path = checkpoints.save(3, TENSORS, STATE, -1)
+    for whole in ({}, {"packages": None}, {"packages": {"torch": "2.9"}}):
+        rewrite_state(path, environment=whole)
+        assert read(path)[1]["environment"] == whole
+    rewrite_state(path, environment={"packages": packages})
+    with pytest.raises(BadCheckpoint, match=r"ckpt-00000003 is damaged: state.json cannot be read \(environment"):
+        read(path)
+
+
 def test_a_save_that_was_cut_between_its_two_renames_is_taken_up_again(checkpoints: Checkpoints, run: Path):
     for step in (1, 2):
         checkpoints.save(step, TENSORS, STATE, best_step=1)

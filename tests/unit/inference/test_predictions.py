@@ -1,10 +1,13 @@
-"""Names of the drawings of `predict`: the image's own where Pillow writes that format, and never one name for two."""
+"""Names of the drawings of `predict`: the image's own where Pillow writes that format, and never one name for two; and
+its table, which no name can turn into formulas."""
 
+import csv
+import io
 from pathlib import Path
 
 import pytest
 
-from sightline.inference.predictions import _drawing_names
+from sightline.inference.predictions import _as_csv, _drawing_names
 
 
 @pytest.mark.parametrize(
@@ -17,3 +20,36 @@ from sightline.inference.predictions import _drawing_names
 )
 def test_every_image_has_a_drawing_of_its_own_name(names: list[str], drawn: list[str]):
     assert _drawing_names({name: Path(name) for name in names}) == dict(zip(names, drawn, strict=True))
+
+
+FORMULAS = ["=cmd|x!A1", "+1", "-1.jpg", "@SUM(A1)", " =1", "\uff1d1"]
+HARMLESS = ["cat", "a=b", "x, -y", "it's", 'say "hi"', "a;b", "vélo", "5-7"]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_name_like_a_formula_stays_text_in_a_spreadsheet(name: str):
+    row = {"file": "/data/a.png", "class": name, f"{name} pixels": -5, "score": -0.25}
+    header, cells = csv.reader(io.StringIO(_as_csv((), [row]).decode()))
+    assert cells == ["/data/a.png", f"'{name}", "-5", "-0.25"]  # numbers stay numbers
+    assert header == ["file", "class", f"'{name} pixels", "score"]
+
+
+def test_a_formula_behind_the_mark_of_another_language_stays_text():
+    [[cell], [name]] = csv.reader(io.StringIO(_as_csv((), [{"class": "x;=1+1;y"}]).decode()))
+    assert (cell, name) == ("class", "x;'=1+1;y")
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_other_names_are_written_as_they_are(name: str):
+    assert list(csv.reader(io.StringIO(_as_csv((), [{"class": name}]).decode()))) == [["class"], [name]]
+
+
+def test_control_characters_are_written_out():
+    table = _as_csv((), [{"class": "\t=1\r\n\x1b[31mred\x9b\u202e\udcff"}]).decode()
+    assert table == "class\n\\x09=1\\x0d\\x0a\\x1b[31mred\\x9b\\u202e\\udcff\n"
+
+
+def test_rows_without_a_box_have_empty_cells():
+    rows = [{"class": "a", "x": 1.5}, {"class": "b"}]
+    assert _as_csv((), rows) == b"class,x\na,1.5\nb,\n"
+    assert _as_csv(("file", "class"), []) == b"file,class\n"

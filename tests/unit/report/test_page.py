@@ -4,6 +4,7 @@ import base64
 import io
 import itertools
 import json
+import math
 import re
 from html import unescape
 from pathlib import Path
@@ -305,6 +306,33 @@ def test_lines_that_cannot_be_read_are_counted_but_for_half_a_line(tmp_path: Pat
         with (run / "log.jsonl").open("a") as file:
             file.write(added)
         assert read_story(run).problems == problems
+
+
+ODD_NUMBERS = [10**400, -(10**400), 1e308, -1e308, math.inf, -math.inf, math.nan]
+
+
+@pytest.mark.parametrize("value", ODD_NUMBERS, ids=lambda value: f"{value:.9}" if isinstance(value, float) else "huge")
+@pytest.mark.parametrize("field", ["time", "step", "epoch", "loss", "images_per_s"])
+def test_numbers_that_no_training_has_are_left_out(tmp_path: Path, field: str, value: float):
+    lines = [
+        {"event": kind, "time": 1010.5, "epoch": 1, "step": 4, "loss": 1.0, "top1": 0.5, "images_per_s": 9.0, **more}
+        for kind in ("train", "evaluate", "exit", "start")
+        for more in ({field: value}, {field: 7}, {field: -value})
+    ]
+    run = write_run(tmp_path / "run", more=lines)
+    story, html = read_story(run), page_of(run)
+    lines = re.findall(r'points="[^"]*"', html)
+    assert lines and not any("nan" in line or "inf" in line for line in lines) and "Events" in html
+    assert all(math.isnan(y) or abs(y) < 1e9 for points in story.curves.values() for _, y in points)
+    points = dict(story.curves["train/loss"])
+    assert points[0] == 3.0 and points[3] == 0.0  # the others are shown
+    assert len(page_of(run, run, out=tmp_path / "both.html")) > len(html)
+
+
+def test_a_time_that_no_clock_shows_is_no_training_time(tmp_path: Path):
+    more = [{"event": "start", "time": -1e308, "step": 0}, {"event": "train", "time": 1e308, "epoch": 0, "step": 1}]
+    summary = read_story(write_run(tmp_path / "run", more=more)).summary
+    assert (summary.state, summary.seconds) == ("finished", None)
 
 
 def test_steps_that_were_taken_again_count_once(tmp_path: Path):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sightline.data.formats import coco
 from sightline.data.sources import SourceOptions, open_boxes, voc
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.plain_yaml import to_text
@@ -268,6 +269,41 @@ def test_the_area_of_an_object_without_an_outline_is_that_of_its_box(data, writt
         assert sorted(area.tolist()) == expected
 
 
+class Name(str):
+    """A text that counts with how many others it is compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_the_work_for_classes_grows_as_their_number():
+    """30,000 classes took half a minute when each was looked for in a list."""
+    count = 2000
+    drawn = np.random.default_rng(0).permutation(count)
+    read = {
+        split: coco.Instances(
+            [coco.Image(1, "a.jpg", 64, 64)],
+            {label: Name(f"c{number:04d}") for label, number in enumerate(drawn.tolist(), 1)},
+            np.arange(count),
+            np.zeros(count, np.int64),
+            np.arange(1, count + 1),
+            np.full((count, 4), 5.0),
+            np.zeros(count),
+            np.zeros(count, bool),
+        )
+        for split in ("train", "val")
+    }
+    Name.compared = 0
+    for found in voc.counted_alike(read).values():
+        assert [found.categories[label] for label in found.labels.tolist()] == [f"c{n:04d}" for n in drawn.tolist()]
+        assert list(found.categories.values()) == sorted(found.categories.values())
+    assert Name.compared < 20 * count
+
+
 def test_difficult_objects_are_crowds_and_parts_are_no_objects():
     text = b"""<?xml version="1.0"?><annotation><size><width>50</width><height>40</height></size>
       <object><name> big  dog </name><difficult>1</difficult><bndbox><xmin>1</xmin><ymin>2.5</ymin><xmax>9</xmax>
@@ -460,6 +496,9 @@ def test_a_label_number_beyond_all_classes_makes_no_names(written):
         ("train: images/train\nnames: {1: a, 2: b}\n", BadData, r"names are numbered \[1, 2\], expected 0 to 1"),
         ("train: images/train\nnames: [no, yes]\n", BadData, "the name False was read as true or false; quote it"),
         ("train: images/train\nnc: 3\nnames: [a, b]\n", BadData, "nc is 3, but names has 2"),
+        ("train: images/train\nnc: -1\n", BadData, "data.yaml: nc is -1, expected the number of classes, 1 to 10000"),
+        ("train: images/train\nnc: 100000000000\n", BadData, "nc is 100000000000, expected the number of classes"),
+        ("train: images/train\nnc: yes\n", BadData, "nc is True, expected the number of classes"),
         ("train: images/train\nnames: 7\n", BadData, "names is 7, expected a list of names"),
         ("train:\nval: images/val\nnames: [a]\n", BadData, "train is empty"),
     ],
