@@ -64,6 +64,8 @@ EXCEPTIONS = {
     "sightline prepare decathlon --task 04 --download": (
         "needs a network; tests/cli/test_prepare_decathlon.py fetches from this machine"
     ),
+    "sightline train classification --data pets --run.track mlflow": "needs a server; test_trackers.py starts one",
+    "sightline train classification --data pets --run.track mlflow trackio tensorboard": "the same",
     "make lint": "no program of ours; test_layout.py is part of it",
     "python train.py": "is shown to fail on a machine without a GPU",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 3 "

@@ -239,4 +239,6 @@ def test_servers_that_are_down_cost_a_warning_each(shapes: Path, tmp_path: Path)
     assert sorted(warned(said)) == sorted(OURS), said
     assert not any(secret in said for name, secret in SECRETS.items() if "USERNAME" not in name), said
     assert files_with_secrets(tmp_path / "run") == []
+    (kept,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")  # for `wandb sync`
+    assert any(b"train/loss" in record for record in records(kept))
     assert [line["step"] for line in lines(tmp_path / "run", "train")] == list(range(1, 16))

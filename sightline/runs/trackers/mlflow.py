@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sightline import __version__
 from sightline.runs.loggers import RunStart
 from sightline.runs.trackers.tracker import PROJECT, Image, Tracker, settings_of
 
@@ -109,7 +110,8 @@ class MLflow(Tracker):
             return False
 
     def _created(self, run: RunStart) -> str:
-        made = self._client.create_run(self._experiment(), run_name=run.folder.name)
+        tags = {"mlflow.source.name": f"sightline {__version__}"}
+        made = self._client.create_run(self._experiment(), run_name=run.folder.name, tags=tags)
         self.keep_id(made.info.run_id)
         return str(made.info.run_id)
 

@@ -46,6 +46,7 @@ class WandB(Tracker):
             self._run = self._opened(run, kept, os.environ.get("WANDB_MODE"))
         except self._wandb.errors.CommError as error:
             self._say(f"{error}; its files are kept, send them with `wandb sync`")
+            self._wandb.teardown()  # its service still holds the name of the run
             self._run = self._opened(run, kept, "offline")
         self._run.config.update({**fields, "origins": origins}, allow_val_change=True)
         # A resumed run repeats steps; wandb's own counter would refuse those.
