@@ -40,6 +40,7 @@ from sightline.measure.scaling import ScalingOptions
 from sightline.parts import Bound, Split
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
+from sightline.recipe.settings import plain
 
 SCHEMA = 2  # 1: `mfu` was of the matrix product measured in the same run (`step.peak`)
 
@@ -167,7 +168,7 @@ def _result(
         "precision": recipe.train.precision,
         "options": _as_json(options),
         **provenance(device),
-        "config": {**store.to_json(recipe), "run": asdict(run)},
+        "config": {**store.to_json(recipe), "run": plain(run)},
     }
     one, alone = ranks.share_of(recipe, here), {}
     try:

@@ -8,6 +8,7 @@ import yaml
 from sightline import config, recipes
 from sightline.files import plain_yaml
 from sightline.recipe import store
+from sightline.recipe.settings import plain
 
 TEXTS = """on off yes null ~ 1e3 1_000 0x1f 012 1:30 2001-01-01 = << @at `b %p !t &a *b | > - é 日本 😀 x:y 'q' "d"
     a\\b""".split()
@@ -23,7 +24,7 @@ ODD: dict[str, Any] = {
 
 def values_of_all_recipes() -> dict[str, dict[str, Any]]:
     made = {name: config.load(name) for name in recipes.names()}
-    return {name: {**store.to_json(recipe), "run": vars(run)} for name, (recipe, run) in made.items()}
+    return {name: {**store.to_json(recipe), "run": plain(run)} for name, (recipe, run) in made.items()}
 
 
 def test_the_text_is_that_of_pyyamls_own_dumper_and_is_read_as_it_is_remembered(tmp_path: Path):
