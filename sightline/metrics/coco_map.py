@@ -29,6 +29,8 @@ FIRST = NAMES[:2]  # that most people look for; F1 and what belongs to it follow
 # For the list of the worst images only.
 FOUND_IOU = 0.5  # least overlap with which a detection finds a ground truth
 CONFIDENT = 0.5  # least score with which a detection without ground truth counts as a mistake
+MOST_ROWS = 2**20  # with padding that are kept on a GPU
+CELLS = 2**21  # overlaps that lie in memory at once
 
 
 class CocoMap(Metric):
@@ -53,8 +55,13 @@ class CocoMap(Metric):
         detections = self._rows(index, predictions["labels"], predictions["scores"], boxes)
         truths = self._rows(index, *(batch[f"truth_{key}"] for key in ("labels", "crowd", "area", "boxes")))
         self._images.append(torch.stack([index, *_mistakes(detections, truths)], dim=1))
-        self._detections.append(detections.flatten(0, 1))
-        self._truths.append(truths.flatten(0, 1))
+        for kept, rows in ((self._detections, detections), (self._truths, truths)):
+            kept.append(rows.flatten(0, 1))
+            # One image of 10,000 boxes makes as many rows of every other. On a GPU, looking is waiting: not often.
+            if rows.device.type == "cpu":
+                kept[-1] = _of_images(kept[-1])
+            elif len(kept) > 1 and sum(map(len, kept[1:])) > MOST_ROWS:
+                kept[:] = [_of_images(torch.cat(kept))]
 
     def _rows(self, index: Tensor, labels: Tensor, *columns: Tensor) -> Tensor:
         """Return (batch, n, columns): one row per box."""
@@ -115,20 +122,30 @@ def _mistakes(detections: Tensor, truths: Tensor) -> tuple[Tensor, Tensor, Tenso
     is_truth, is_crowd = truths[..., 0] >= 0, truths[..., 2] > 0
     is_sure = (detections[..., 0] >= 0) & (detections[..., 2] >= CONFIDENT)
     low, size = detections[..., 3:5], detections[..., 5:7]
-    truth_low, truth_size = truths[..., 4:6], truths[..., 6:8]
-    overlap = iou(torch.cat([low, low + size], 2), torch.cat([truth_low, truth_low + truth_size], 2))
-    is_same = (detections[..., 1, None] == truths[:, None, :, 1]) & (detections[..., 0, None] >= 0) & is_truth[:, None]
-    is_found = is_same & (overlap >= FOUND_IOU)  # (batch, detections, truths)
-    is_missed = is_truth & ~is_crowd & ~is_found.any(1)
-    # A crowd may hold an object of its class anywhere, so detections inside it are not mistakes.
-    is_wrong = is_sure & ~(is_found | (is_same & is_crowd[:, None])).any(2)
-    counts = ((is_truth & ~is_crowd).sum(1), is_missed.sum(1), is_wrong.sum(1))
-    return counts[0].to(overlap), counts[1].to(overlap), counts[2].to(overlap)
+    corners = torch.cat([low, low + size], 2)
+    is_wrong, found = is_sure, []
+    for some in truths.split(max(1, CELLS // max(1, len(truths) * detections.shape[1])), dim=1):
+        low, size = some[..., 4:6], some[..., 6:8]
+        overlap = iou(corners, torch.cat([low, low + size], 2))
+        is_same = (detections[..., 1, None] == some[:, None, :, 1]) & (detections[..., 0, None] >= 0)
+        is_same &= some[:, None, :, 0] >= 0
+        is_found = is_same & (overlap >= FOUND_IOU)  # (batch, detections, some truths)
+        found.append(is_found.any(1))
+        # A crowd may hold an object of its class anywhere, so detections inside it are not mistakes.
+        is_wrong = is_wrong & ~(is_found | (is_same & (some[:, None, :, 2] > 0))).any(2)
+    is_counted = is_truth & ~is_crowd
+    counts = (is_counted.sum(1), (is_counted & ~torch.cat(found, 1)).sum(1), is_wrong.sum(1))
+    return counts[0].to(detections), counts[1].to(detections), counts[2].to(detections)
+
+
+def _of_images(rows: Tensor) -> Tensor:
+    """Return the rows that belong to an image."""
+    return rows[rows[:, 0] >= 0]
 
 
 def _present(rows: Tensor) -> Tensor:
     """Return the rows that belong to an image, sorted by its index, so that the number of ranks does not matter."""
-    rows = rows[rows[:, 0] >= 0]
+    rows = _of_images(rows)
     return rows[rows[:, 0].argsort(stable=True)]
 
 

@@ -32,6 +32,7 @@ IN_BLOCK = re.compile(r"conv([2-5])_block([1-9]\d{0,2})_(?:(preact)|([0-3]))_(co
 IN_OLD_BLOCK = re.compile(r"(res|bn)([2-5])([a-z])_branch(?:(1)|2([abc]))", re.ASCII)
 OUTSIDE = {"conv1_conv": "conv1", "conv1_bn": "bn1", "post_bn": "bn_out", "conv1": "conv1", "bn_conv1": "bn1"}
 HEAP = b"GCOL\x01\0\0\0"  # signature of an HDF5 string heap
+MOST_OBJECTS = 10_000  # folders and arrays of a file, 15 kB each; ResNet152 has 932 arrays, with an optimizer thrice
 HARMLESS_LENGTH = 2**16  # characters; a claim up to this size is not checked
 
 Found = dict[tuple[str, str], Any]  # (layer, kind) -> an h5py dataset, not yet read
@@ -112,12 +113,20 @@ def _number(data: mmap.mmap, place: int, size: int) -> int:
 def _datasets(file: Any, h5py: Any, path: Path) -> Found:
     """Return every array of a layer by (layer, kind)."""
     items: dict[str, Any] = {}  # path within the file -> dataset
+    seen = 0
 
-    def visit(place: str, item: Any) -> None:  # visititems follows no external link and visits once
+    def visit(place: str, item: Any) -> bool | None:  # visititems follows no external link and visits once
+        nonlocal seen
+        seen += 1
         if isinstance(item, h5py.Dataset) and not place.startswith(("optimizer/", "optimizer_weights/")):
             items[place] = item
+        return seen > MOST_OBJECTS or None  # anything but None ends the visit
 
-    file.visititems(visit)
+    if file.visititems(visit):
+        raise BadCheckpoint(
+            f"{path} holds more than {MOST_OBJECTS} folders and arrays, no ResNet of keras.applications has so many; "
+            f"save the weights of that network alone, with Keras's model.save_weights()"
+        )
     if not items:
         raise BadCheckpoint(f"{path} holds no layer weights; write it with Keras's model.save_weights()")
     found: Found = {}

@@ -24,6 +24,8 @@ from sightline.data.sources.named_files import BoxFilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.parts import Arrays, Batch, Dataset, DataSpec, Split, SplitFacts
 
+MOST_BOXES = 10_000  # of an image; those of satellites and of shelves have some thousands
+
 
 def open_split(config: DetectionData, split: Split, seed: int, opener: Opener | None = None) -> Dataset:
     """Open the train or val images, or the static batches."""
@@ -41,6 +43,12 @@ def open_split(config: DetectionData, split: Split, seed: int, opener: Opener | 
         )
     if config.classes and config.classes != len(source.classes):
         raise wrong_classes(config.path, len(source.classes), config.classes)
+    if source.most_objects > MOST_BOXES:
+        index = max(range(len(source)), key=lambda index: len(source.objects(index).labels))
+        raise BadData(
+            f"{source.name(index)} of {config.path} has {source.most_objects} boxes, at most {MOST_BOXES} are trained "
+            f"on; every image gets room for as many. Cut it into tiles, or remove the image"
+        )
     if source.most_objects > config.max_boxes:
         raise BadData(
             f"a {split} image of {config.path} has {source.most_objects} boxes, more than max_boxes="

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from sightline.config import Run
 from sightline.data.detection import DetectionData
+from sightline.data.detection.dataset import MOST_BOXES
 from sightline.data.loading import cache
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
@@ -225,6 +226,20 @@ def test_too_many_boxes_and_other_classes_are_refused(drawn_boxes: Path):
         at(drawn_boxes, classes=80).open("train", seed=0)
     with pytest.raises(UsageError, match="no data: give --data.path"):
         SMALL.open("train", seed=0)
+
+
+def test_an_image_of_too_many_boxes_is_named(tmp_path: Path):
+    for split in ("train", "val"):
+        (tmp_path / "images" / split).mkdir(parents=True)
+        (tmp_path / "labels" / split).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (64, 48)).save(tmp_path / "images" / split / f"{number}.png")
+            line = "0 0.5 0.5 0.4 0.4\n"
+            (tmp_path / "labels" / split / f"{number}.txt").write_text(line * (MOST_BOXES + (number == 1)))
+    with pytest.raises(BadData, match=r"train/1.png of .* has 10001 boxes, at most 10000 are trained on; .* Cut it"):
+        at(tmp_path, max_boxes=20_000).open("train", seed=0)
+    (tmp_path / "labels" / "train" / "1.txt").write_text(line)
+    assert len(at(tmp_path, max_boxes=MOST_BOXES).open("train", seed=0)) == 3
 
 
 @pytest.mark.parametrize("wrong", [{"cache": "disk"}, {"max_boxes": 0}, {"static": "x", "fake": True}, {"crop": "x"}])

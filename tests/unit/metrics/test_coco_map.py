@@ -13,6 +13,7 @@ from pycocotools.cocoeval import COCOeval
 
 from sightline.errors import BadData
 from sightline.hardware.world import World
+from sightline.metrics import coco_map
 from sightline.metrics.coco_map import NAMES, WORST, CocoMap
 from sightline.metrics.precision_recall import CURVES
 from sightline.parts import Scores
@@ -356,3 +357,21 @@ def test_the_worst_images_have_the_most_mistakes():
     ]
     many = [Sample(100, 900, [box(0, 1)], [])] * 50
     assert [row["index"] for row in measured(many, 2).result().worst] == list(range(WORST))
+
+
+@pytest.mark.parametrize("cells", [1, 3000])
+def test_mistakes_are_the_same_piece_by_piece(cells: int, monkeypatch: pytest.MonkeyPatch):
+    samples = generated(40, 5)
+    whole = measured(samples, 5).result()
+    monkeypatch.setattr(coco_map, "CELLS", cells)
+    assert measured(samples, 5).result() == whole and whole.worst
+
+
+def test_places_without_a_box_are_not_kept(monkeypatch: pytest.MonkeyPatch):
+    """One image of many boxes makes as many places in all others."""
+    samples = generated(40, 5)
+    metric = CocoMap(("a",) * 5, CPU)
+    for found, given in batches(samples, list(range(len(samples))), 4):
+        metric.update(found, given)
+    assert sum(map(len, metric._truths)) == sum(len(each.truths) for each in samples)
+    assert sum(map(len, metric._detections)) == sum(len(each.found) for each in samples)

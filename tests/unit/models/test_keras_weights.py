@@ -12,6 +12,7 @@ import gzip
 import importlib.util
 import json
 import random
+import subprocess
 import sys
 from pathlib import Path
 
@@ -438,3 +439,30 @@ def test_without_h5py_the_error_says_what_to_install(monkeypatch):
 
     with pytest.raises(UsageError, match=r"pip install sightline\[keras\]"):
         load_weights(Small(), HERE / "keras2.h5", head="fc.")
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+import h5py
+from sightline.errors import BadCheckpoint
+from sightline.models.keras_weights import read_keras
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read_keras(Path(sys.argv[1]), {})
+except BadCheckpoint as error:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, error)
+"""
+
+
+def test_a_file_of_very_many_arrays_is_refused_before_it_fills_memory(tmp_path: Path):
+    """Every array that is open takes 15 kB."""
+    path = tmp_path / "many.h5"
+    with h5py.File(path, "w") as file:
+        for number in range(30_000):
+            file.create_dataset(f"a{number}/kernel:0", shape=(2,), dtype="f4")
+    told = subprocess.run([sys.executable, "-c", MEASURED, str(path)], capture_output=True, text=True, check=True)
+    kib, error = told.stdout.split(" ", 1)
+    assert "many.h5 holds more than 10000 folders and arrays" in error and "save_weights" in error
+    assert int(kib) < 200 * 1024  # 440 MB without a bound
