@@ -457,6 +457,15 @@ class TaskConfig(Part, ABC):
     batch_loss: str = ""  # the part of the loss that all samples computed at once share; accumulation changes it
     activation: str = ""  # softmax or sigmoid: what turns exported logits into probabilities
 
+    def check(self) -> None:
+        """Raise UsageError where the score that decides is not named."""
+        super().check()
+        if not getattr(self, "headline", ""):
+            raise UsageError(
+                f"{type(self).__name__} names no score that decides which checkpoint is best; add e.g. "
+                f'`headline = "top1"`, one that its metric returns'
+            )
+
     @abstractmethod
     def build(self) -> Task:
         """Return the task with these fields."""

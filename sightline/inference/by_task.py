@@ -32,13 +32,19 @@ def results(
     task: TaskConfig, names: Names, outputs: Outputs, batch: Batch, spec: DataSpec, options: PredictOptions
 ) -> list[Prediction]:
     """Return what a task's `predict` found in each row that has a name."""
-    raise UsageError(f"{type(task).__name__} has no results, so there is no `api.predict` for it yet")
+    raise UsageError(
+        f"{type(task).__name__} has no results, so there is no `api.predict` for it yet; register one with "
+        "sightline.inference.by_task.results, see docs/contributing.md"
+    )
 
 
 @functools.singledispatch
 def reporter(task: TaskConfig, job: PredictJob) -> Reporter:
     """Return a reporter that writes the predictions of the job's files into its folder."""
-    raise UsageError(f"{type(task).__name__} has no reporter, so there is no `predict` for it yet")
+    raise UsageError(
+        f"{type(task).__name__} has no reporter, so there is no `predict` for it yet; register one with "
+        "sightline.inference.by_task.reporter, see docs/contributing.md"
+    )
 
 
 # Classes

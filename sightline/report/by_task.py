@@ -54,7 +54,10 @@ def tiles(task: TaskConfig, batch: Batch, predict: Predicts, spec: DataSpec, cou
 @functools.singledispatch
 def seen(task: TaskConfig, batch: Batch, spec: DataSpec) -> list[SeenSample]:
     """Return every sample of a finished training batch with its label, to be drawn."""
-    raise UsageError(f"{type(task).__name__} has no `seen`, so its samples cannot be drawn")
+    raise UsageError(
+        f"{type(task).__name__} has no `seen`, so its samples cannot be drawn; register one with "
+        "sightline.report.by_task.seen, see docs/contributing.md"
+    )
 
 
 @tiles.register(ClassificationConfig)

@@ -80,7 +80,7 @@ def test_the_task_learns_and_its_field_is_a_flag(tmp_path: Path, tiny, train_mad
     torch.testing.assert_close(loss.total, (shown + others) / 40)
 
 
-def test_a_task_without_a_reporter_says_so(tmp_path: Path, shapes: Path, capsys):
+def test_a_task_without_a_reporter_says_so_and_takes_that_of_another(tmp_path: Path, shapes: Path, capsys):
     (tmp_path / "own_task.py").write_text(example("A task"), encoding="utf-8")
     words = ["--recipe", str(tmp_path / "own_task.py"), "--run.device", "cpu", "--run.workers", "0"]
     flags = [
@@ -101,3 +101,8 @@ def test_a_task_without_a_reporter_says_so(tmp_path: Path, shapes: Path, capsys)
         == 2
     )
     assert "OneVersusRest has no reporter" in capsys.readouterr().err
+    with (tmp_path / "own_task.py").open("a", encoding="utf-8") as file:
+        file.write(f"\n\n{example('What a command asks of a task')}")
+    image = str(next(shapes.glob("val/*/*")))
+    assert cli.main(["predict", str(tmp_path / "r"), image, "--out", str(tmp_path / "s"), *words]) == 0
+    assert (tmp_path / "s" / "predictions.json").is_file()

@@ -54,3 +54,14 @@ def test_a_method_that_nothing_would_ask_is_refused_with_what_took_its_place(nam
     assert hasattr(getattr(importlib.import_module(module), function), "register")
     with pytest.raises(UsageError, match=rf"Own.{name}\(\) is no longer asked: .* `@{function}.register\(Own\)`"):
         type("Own", (Classification,), {name: lambda self: None})
+
+
+def test_a_task_names_the_score_that_decides():
+    @dataclass(frozen=True)
+    class Own(Task):
+        loss = predict = metric = lambda self: None
+
+    with pytest.raises(
+        UsageError, match="Own names no score that decides which checkpoint is best; add e.g. `headline"
+    ):
+        Own()
