@@ -135,17 +135,17 @@ class Listed(NamedTuple):
 
 def _taken(values: np.ndarray, ends: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the values of some rows, one after the other, and where those of each end."""
+    if len(ends) == len(values) and (not len(ends) or (ends[0] == 1 and (ends[1:] > ends[:-1]).all())):  # one each
+        return values[places], np.arange(1, len(places) + 1)
     counts = np.diff(ends, prepend=0)[places]
     new_ends = np.cumsum(counts, dtype=np.int64)
-    if len(places) and counts.min() == counts.max() == 1:  # one label each
-        return values[ends[places] - 1], new_ends
     at = np.arange(counts.sum()) + np.repeat(ends[places] - new_ends, counts)
     return values[at], new_ends
 
 
 def _by_name(names: Names, rows: np.ndarray) -> np.ndarray:
     """Return the order of some of the names."""
-    width = int(np.diff(names.ends, prepend=0).max(initial=1))
+    width = int((names.ends[1:] - names.ends[:-1]).max(initial=max([1, *names.ends[:1]])))
     if width * len(rows) > _MAX_SORTED_BYTES:
         whole = list(names.each(rows))
         return np.asarray(sorted(range(len(whole)), key=whole.__getitem__), np.int64)
@@ -235,6 +235,14 @@ def _read(path: str, wanted: _Wanted) -> _Tables:
     splits = {"train": "train", "val": "val" if place["val"] else "test"}
     picked = [(part, part.rows(rows)) for rows in splits.values() for part in parts]
     kept, repeated = _each_once(picked, is_multi_label, problems)
+    every = [*parts, test] if test else parts
+    for part in every:
+        part.images.note_listed(part.files.keys, part.files.kinds)
+    paths = {part.table.path for part in every}
+    ignored = sum((images.unlisted(paths) for images in {part.images for part in every}), Counter[str]())
+    for part in parts:
+        if part is not test:  # whose lines are compared when it is opened
+            part.drop_keys()
     count = len(parts)
     files = {
         split: _listed(kept[count * i : count * (i + 1)], numbers, is_multi_label, problems)
@@ -246,11 +254,6 @@ def _read(path: str, wanted: _Wanted) -> _Tables:
         raise _none_there(parts, wanted.searches)
     notes = list(dict.fromkeys(part.said for part in parts if part.said))
     notes += [f"{repeated} repeated lines left out"] if repeated else []
-    every = [*parts, test] if test else parts
-    for part in every:
-        part.images.note_listed(part.files.keys, part.files.kinds)
-    paths = {part.table.path for part in every}
-    ignored = sum((images.unlisted(paths) for images in {part.images for part in every}), Counter[str]())
     return _Tables(layout, test, classes, numbers, is_multi_label, files, tuple(notes), ignored)
 
 
@@ -453,14 +456,19 @@ class _Part:
         numbers = (np.frombuffer(keys, np.int64), np.frombuffer(sizes, np.int64), np.frombuffer(kinds, np.uint8))
         return _Files(names, *numbers, several)
 
+    def drop_keys(self) -> None:
+        """Free what only comparing files needs."""
+        self.files = self.files._replace(keys=np.zeros(0, np.int64), kinds=np.zeros(0, np.uint8))
+
     def listed(self, rows: np.ndarray, numbers: Mapping[str, int], is_multi_label: bool, problems: Problems) -> Listed:
         """Return the images of some rows, by class and name, or by name if they have any number of classes; note the
         rows that cannot be used."""
         table, files = self.table, self.files
         known = np.asarray([numbers.get(name, -1) for name in table.names], np.int32)
         labels, ends = _taken(table.labels, table.ends, rows)
-        labels, counts = known[labels] if len(known) else labels, np.diff(ends, prepend=0)
-        bad = dict.fromkeys(np.repeat(np.arange(len(rows)), counts)[labels < 0].tolist(), 0)
+        labels, counts = known[labels] if len(known) else labels, np.diff(ends, prepend=0).astype(np.int32)
+        is_bad = labels < 0
+        bad = dict.fromkeys(np.repeat(np.arange(len(rows)), counts)[is_bad].tolist() if is_bad.any() else (), 0)
         for at in bad:
             unknown = next(name for name in self.says(int(rows[at]))[1] if name not in numbers)
             text = f"no training image has class {unknown!r}; add some, or remove the line"
@@ -479,8 +487,11 @@ class _Part:
             labels = labels[np.lexsort((labels, np.repeat(np.arange(len(rows)), counts)))]
         else:
             order = order[np.argsort(labels[order], kind="stable")]
+        del counts, is_bad
         labels, ends = _taken(labels, ends, order)
-        return Listed(files.names.take(rows[order]), labels, ends, files.sizes[rows[order]])
+        rows = rows[order]
+        del order
+        return Listed(files.names.take(rows), labels, ends, files.sizes[rows])
 
 
 class _Images:
@@ -575,9 +586,12 @@ class _Images:
             if folder:
                 found.update(folder.counts)
                 found.subtract(layouts.suffix_of(path.name) for path in tables if path.parent == self.root / place)
-        keys, kinds = (np.concatenate([each[i] for each in self._listed]) for i in (0, 1))
-        once = kinds[np.unique(keys, return_index=True)[1]]
-        found.subtract(dict(zip(self._endings, np.bincount(once).tolist(), strict=False)))
+        for kind, ending in enumerate(self._endings):  # one by one, which takes less memory
+            every = [keys[kinds == kind] for keys, kinds in self._listed]
+            keys = every[0] if len(every) == 1 else np.concatenate(every)
+            keys.sort()
+            found[ending] -= len(keys) - int((keys[1:] == keys[:-1]).sum())
+        self._listed.clear()
         return +found
 
 

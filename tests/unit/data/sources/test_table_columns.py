@@ -1,6 +1,7 @@
 """Tables as they come: columns found by what is in them or named by the user, folders, repeated lines, memory."""
 
 import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -302,9 +303,11 @@ def test_a_row_takes_few_bytes_of_memory(tmp_path: Path):
     write(tmp_path / "labels.csv", ("file", "label"), rows)
     write(tmp_path / "few.csv", ("file", "label"), [*rows[:9], *rows[998:1009]])
     command = [sys.executable, "-c", PEAK, str(tmp_path / "few.csv"), str(tmp_path / "labels.csv")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    # Of a million rows glibc hands freed pieces back; of fewer only if it is told so.
+    environ = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**16)}
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
     count, taken = map(int, ended.stdout.split())
-    assert count == len(rows) and taken < 250 * count, f"{taken / count:.0f} bytes a row"
+    assert count == len(rows) and taken < 150 * count, f"{taken / count:.0f} bytes a row"
 
 
 def test_of_very_many_columns_all_that_hold_bits_are_classes(tmp_path: Path):
