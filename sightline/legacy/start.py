@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 
 from sightline.errors import UsageError
 
@@ -46,8 +45,21 @@ VARIABLES: dict[str, tuple[str, str]] = {
     "TF_DONT_CLUSTER": ("", "TensorFlow's"),
     "TF_RECIPE_CACHE_PATH": ("", "compiled graphs are cached by torch"),
 }
-# Variables that a line may set and that our processes read as they are.
-PASSED = ("CUDA_*", "NCCL_*", "GLOO_*", "OMP_*", "MKL_*", "TORCH*", "MASTER_ADDR", "MASTER_PORT", "HABANA_VISIBLE_*")
+# Variables that a line may set and that our processes read as they are: devices, threads, networks. A file of lines may
+# be a stranger's, so none here names a file, a folder or a library (CUDA_INJECTION64_PATH, OMP_TOOL_LIBRARIES and
+# NCCL_NET_PLUGIN load code, TORCHINDUCTOR_CACHE_DIR has some, NCCL_DEBUG_FILE is written).
+PASSED = frozenset(
+    """
+    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING
+    HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES
+    OMP_NUM_THREADS OMP_PROC_BIND OMP_PLACES OMP_DYNAMIC OMP_WAIT_POLICY MKL_NUM_THREADS MKL_DYNAMIC
+    MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME
+    NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY NCCL_SOCKET_NTHREADS NCCL_NSOCKS_PERTHREAD NCCL_NET_GDR_LEVEL NCCL_ALGO
+    NCCL_IB_DISABLE NCCL_IB_HCA NCCL_IB_GID_INDEX NCCL_IB_TIMEOUT NCCL_IB_RETRY_CNT NCCL_IB_SL NCCL_IB_TC NCCL_PROTO
+    NCCL_P2P_DISABLE NCCL_P2P_LEVEL NCCL_SHM_DISABLE NCCL_MIN_NCHANNELS NCCL_MAX_NCHANNELS NCCL_BUFFSIZE NCCL_DEBUG
+    NCCL_DEBUG_SUBSYS TORCH_NCCL_ASYNC_ERROR_HANDLING TORCH_NCCL_BLOCKING_WAIT TORCH_DISTRIBUTED_DEBUG
+    """.split()
+)
 
 BOUND = (
     "ranks on several hosts are bound to their share of the cores (launch --cores); on one: "
@@ -108,7 +120,7 @@ class Start:
     @property
     def passed(self) -> dict[str, str]:
         """Return variables that our processes read."""
-        return {name: value for name, value in self.variables.items() if _is_passed(name)}
+        return {name: value for name, value in self.variables.items() if name in PASSED}
 
     def launch_words(self) -> list[str]:
         """Return options of `sightline launch` for several hosts."""
@@ -125,10 +137,6 @@ class Start:
         return words
 
 
-def _is_passed(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in PASSED)
-
-
 def of_environment(environ: Mapping[str, str]) -> Start:
     """Return what the environment of this process says: its variables that act here, and ranks that are started."""
     from sightline.hardware.launch import detect
@@ -142,7 +150,7 @@ def of_environment(environ: Mapping[str, str]) -> Start:
 
 def with_exports(start: Start, exported: Mapping[str, str]) -> Start:
     """Take over what earlier `export` lines of a file set, as far as it is known here."""
-    return with_variables(start, {n: v for n, v in exported.items() if n in VARIABLES or _is_passed(n)})
+    return with_variables(start, {n: v for n, v in exported.items() if n in VARIABLES or n in PASSED})
 
 
 def with_variables(start: Start, variables: Mapping[str, str]) -> Start:
@@ -151,10 +159,10 @@ def with_variables(start: Start, variables: Mapping[str, str]) -> Start:
     for name, value in variables.items():
         if name in VARIABLES:
             rows.append((f"{name}={value}", VARIABLES[name][0] or "-", VARIABLES[name][1]))
-        elif not _is_passed(name):
+        elif name not in PASSED:
             raise UsageError(
-                f"{name}={value}: neither the READMEs nor our processes know this variable; "
-                "leave it out, or export it before"
+                f"{name}={value}: not a variable of the READMEs, nor of those that a line may set; leave it out, or "
+                f"export it in your shell before"
             )
     return replace(start, variables={**start.variables, **variables}, rows=tuple(rows))
 

@@ -8,7 +8,7 @@ import pytest
 from together import together
 
 from sightline.errors import UsageError
-from sightline.legacy import line
+from sightline.legacy import line, start
 from sightline.legacy.command import legacy
 from sightline.legacy.line import OutOfScope, logical_lines, read, split
 from sightline.legacy.start import Start
@@ -196,3 +196,33 @@ def test_a_file_that_is_run_stops_at_a_line_to_fill_in(tmp_path: Path):
     (tmp_path / "lines").write_text("ssd.py -e <epoch>\nssd.py -e 3\n")
     with pytest.raises(UsageError, match="<epoch> stands for a value of yours"):
         legacy(["--from", str(tmp_path / "lines")], print, run=pytest.fail, environ={})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "TORCHINDUCTOR_CACHE_DIR",
+            "TORCH_COMPILE_DEBUG_DIR",
+            "TORCH_HOME",
+            "TORCH_EXTENSIONS_DIR",
+            "TRITON_CACHE_DIR",
+        ),
+        *("CUDA_INJECTION64_PATH", "CUDA_CACHE_PATH", "NCCL_NET_PLUGIN", "NCCL_DEBUG_FILE", "OMP_TOOL_LIBRARIES"),
+        *("LD_PRELOAD", "PATH", "HOME", "SIGHTLINE_STARTER"),
+    ],
+)
+def test_a_line_sets_nothing_that_names_files_or_code(name: str):
+    begun = start.with_exports(Start(), {name: "/evil", "OMP_NUM_THREADS": "4"})
+    assert begun.passed == {"OMP_NUM_THREADS": "4"}  # export lines of a file
+    if name in start.VARIABLES:
+        assert start.with_variables(Start(), {name: "/evil"}).passed == {}
+    else:
+        with pytest.raises(
+            UsageError, match=f"{name}=/evil: not a variable of the READMEs, .* export it in your shell"
+        ):
+            read(split(f"{name}=/evil python3 train.py", {}), Start())
+
+
+def test_variables_that_a_line_sets_name_no_files():
+    assert not [name for name in start.PASSED if re.search("PATH|DIR|FILE|HOME|PLUGIN|LIB|CACHE|INJECT|TOOL", name)]
