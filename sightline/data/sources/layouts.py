@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +154,14 @@ def read_description(path: str) -> Splits:
     if not places.keys() & {*SPLITS}:
         raise UsageError(f"{path} names no train and no val, {example}")
     return Splits(kind, places.get("train"), places.get("val"), tuple(classes), places.get("test"))
+
+
+def with_labels_beside(layout: Splits) -> Splits:
+    """Return the splits with labels in the folder of the images where the description names no other."""
+    train, val, test = (
+        place and Place(place.images, place.labels or place.images) for place in (layout.train, layout.val, layout.test)
+    )
+    return replace(layout, train=train, val=val, test=test)
 
 
 def _read_place(file: str, split: Split, values: Any) -> Place:

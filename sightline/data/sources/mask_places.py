@@ -22,6 +22,7 @@ from sightline.data.sources.layouts import (
     split_folders,
     subfolders,
     test_folder,
+    with_labels_beside,
 )
 from sightline.data.volumes.layouts import IMAGE_FOLDERS, LABEL_ENDS, LABEL_FOLDERS
 from sightline.errors import BadData, UsageError
@@ -60,12 +61,7 @@ def detect(path: str) -> bool:
 def layout_at(path: str, pattern: str = "") -> Splits:
     """Return where the splits lie; BadData if there are no images with masks."""
     if kind_described(path):
-        layout = read_description(path)
-        train, val, test = (
-            place and Place(place.images, place.labels or place.images)
-            for place in (layout.train, layout.val, layout.test)
-        )
-        return replace(layout, train=train, val=val, test=test)
+        return with_labels_beside(read_description(path))
     if found := find(Path(path), pattern):
         return found
     raise BadData(

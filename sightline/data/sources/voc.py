@@ -33,6 +33,7 @@ from sightline.data.sources.layouts import (
     split_folders,
     subfolders,
     test_folder,
+    with_labels_beside,
 )
 from sightline.errors import BadData, first_of
 from sightline.files.regular import regular
@@ -104,12 +105,7 @@ def _shift(boxes: Sequence[np.ndarray]) -> np.ndarray:
 def layout_at(path: str) -> Splits:
     """Return where the splits lie; BadData if there are none."""
     if kind_described(path):
-        layout = read_description(path)
-        train, val, test = (
-            place and Place(place.images, place.labels or place.images)
-            for place in (layout.train, layout.val, layout.test)
-        )
-        return replace(layout, train=train, val=val, test=test)
+        return with_labels_beside(read_description(path))
     layout_found = _find(Path(path))
     if layout_found is None:
         raise BadData(
