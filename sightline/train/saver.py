@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,9 @@ NEVER_OVERRIDDEN = (
     *("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.min_epoch_steps:"),
     "train.trainable:",
 )
+
+# Origins of values that follow from others.
+FOLLOWS = ("decided:", "derived:", "model:")
 
 # Of runs whose checkpoints hold no choices: they were compiled where that was possible.
 CHOICES_BEFORE = {"compile": "on"}
@@ -96,12 +99,7 @@ class Saver:
         changes = store.diff(stored.get("recipe", {}), self.recipe)
         refused = longer.without_growth(changes, stored.get("recipe", {}), self.recipe)
         if refused and (not run.override or any(change.startswith(NEVER_OVERRIDDEN) for change in refused)):
-            listed = "\n  ".join(refused[:50])
-            raise UsageError(
-                f"{path} was made with another recipe:\n  {listed}\nRestore the old values, choose another "
-                f"--run.out, or add --run.override to resume with the new ones (it cannot change model fields, the "
-                f"batch, the steps of an epoch and train.trainable)"
-            )
+            raise UsageError(_other_recipe(path, refused, self.recipe.origins))
         if refused:
             self.log.say(f"resuming with other values than before (--run.override): {first_of(refused)}")
         for split, dataset in self.sets.items():
@@ -341,6 +339,19 @@ class Saver:
         except (OSError, SightlineError) as error:  # the run ends for a reason of its own
             self.log.warn(f"the last save failed: {error}")
         self._writer.shutdown()
+
+
+def _other_recipe(path: Path, changes: list[str], origins: Mapping[str, str]) -> str:
+    """Return the refusal of changed fields: a line for each that the user changed, and one for all that follow."""
+    follows = [each for each in changes if origins.get(each.partition(":")[0], "").startswith(FOLLOWS)]
+    own = [each for each in changes if each not in follows] or changes
+    listed = own[:50]
+    if len(own) < len(changes):
+        listed.append(f"and what follows from that: {first_of([each.partition(':')[0] for each in follows])}")
+    text = f"{path} was made with another recipe:\n  " + "\n  ".join(listed) + "\nRestore the old values"
+    if fixed := [each.partition(":")[0] for each in changes if each.startswith(NEVER_OVERRIDDEN)]:
+        return f"{text}, or choose another --run.out; --run.override cannot change {first_of(fixed)} of a stored run"
+    return f"{text}, choose another --run.out, or add --run.override to resume with the new ones"
 
 
 def _changed(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:

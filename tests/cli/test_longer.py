@@ -101,6 +101,14 @@ def test_every_other_change_is_still_refused_with_the_diff(train, run: Path):
     assert said.code == 0 and "4 epochs instead of 2" in said.out
 
 
+def test_a_refused_change_comes_before_what_follows_from_it(sightline, tmp_path: Path):
+    flags = [*(flag for flag in TINY if not flag.startswith("--data.eval")), "--train.max-steps=1"]
+    assert sightline("train", *flags, "--run.out", tmp_path / "run").code == 0
+    said = sightline("train", *flags, "--run.out", tmp_path / "run", "--data.size=32")
+    follows = "\n  data.size: 24 -> 32\n  and what follows from that: data.eval_resize, data.eval_size\nRestore"
+    assert said.code == 2 and follows in said.err, said
+
+
 def test_an_interrupted_run_may_grow_and_not_shrink(train, run: Path, tmp_path: Path):
     """Three of four epochs are done, as after a stop."""
     assert train(run, "--train.epochs=4").code == 0

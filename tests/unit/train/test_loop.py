@@ -73,6 +73,8 @@ def test_another_recipe_or_other_data_are_refused_with_what_has_changed(tmp_path
     changed = r"was made with another recipe:\n  optimizer.lr: 0.1 -> 0.2\nRestore the old values"
     with pytest.raises(UsageError, match=changed):
         train(tmp_path, "--train.epochs=2", "--optimizer.lr=0.2")
+    with pytest.raises(UsageError, match="--run.override cannot change train.global_batch of a stored run"):
+        train(tmp_path, "--train.epochs=2", "--optimizer.lr=0.1", "--train.global-batch=4")
     data = "--data.path=synthetic:classes=10,samples=32,size=24"
     with pytest.raises(BadData, match="the train data are not those that .*ckpt-00000001 was trained on"):
         train(tmp_path, "--train.epochs=2", "--optimizer.lr=0.1", data)
