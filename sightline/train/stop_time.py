@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sightline.engine.signals import StopSignals
 from sightline.runs.log import RunLog
 from sightline.train.saver import Saved
@@ -28,6 +30,8 @@ class StopTime:
         self.log.event("stop_time", seconds=round(needed, 3), **took)
         if needed > GRACE_S:
             self.log.warn(
-                f"to stop takes up to {needed:.1f} s, more than the {GRACE_S} s that launchers leave by default: give "
-                f"it more time (a checkpoint of {size / 1e6:,.2f} MB is written in {saved.written_s:.2f} s)"
+                f"a stop (SIGTERM) takes up to {needed:.1f} s, since the step in progress is finished and "
+                f"{size / 1e6:,.0f} MB are saved; launchers kill after {GRACE_S} s by default, and the steps since "
+                f"the last checkpoint are repeated: leave {math.ceil(needed * 1.5)} s (torchrun --shutdown-timeout, "
+                f"Kubernetes terminationGracePeriodSeconds, Slurm --signal)"
             )

@@ -280,7 +280,7 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path, monkey
     assert re.fullmatch(r"1 epoch is done; time to train 0:00:\d\d at [0-9,]+ img/s", lines[5])
     assert re.fullmatch(r"finished: best top1 0\.\d{4} at epoch 1", lines[6])
     assert lines[7] == f"results are in {out}; evaluate and predict use ckpt-00000005"
-    assert "img/s" not in "".join(lines[:3] + lines[4:5] + lines[6:]) and "to stop takes" not in said.out
+    assert "img/s" not in "".join(lines[:3] + lines[4:5] + lines[6:]) and "a stop (SIGTERM)" not in said.out
 
 
 @pytest.mark.parametrize("form", [["--config", "FILE"], ["--config=FILE"]], ids=str)

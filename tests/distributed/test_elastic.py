@@ -38,7 +38,7 @@ def test_a_killed_rank_leads_to_a_restart_and_equal_weights(ranks, whole: Path, 
     assert ranks.bits(out, 20) == ranks.bits(whole, 20)
     assert {"ema.safetensors", "model.safetensors", "optimizer.safetensors"} == set(ranks.bits(out, 20))
     assert "img/s" in (out / "rank_1.log").read_text() and "[rank" not in said
-    assert ranks.events(out, "stop_time")[0]["seconds"] > 0 and "to stop takes" not in said
+    assert ranks.events(out, "stop_time")[0]["seconds"] > 0 and "a stop (SIGTERM)" not in said
 
 
 def test_ranks_forget_a_damaged_best_checkpoint_together(ranks, tmp_path: Path):
