@@ -67,11 +67,13 @@ def train(flags: Sequence[str]) -> None:
         api.train_resolved(resolved)
     if is_rank_0():
         from sightline.engine import checkpoint
+        from sightline.inference import by_task
         from sightline.overview import last_screen
 
         own = rest[0] if rest[0].endswith(".py") else ""
         best = checkpoint.find(folder, "best").name
-        print(last_screen.as_text(folder, best, own, resolved.facts.has_test))
+        can_predict = by_task.has_reporter(recipe.task)
+        print(last_screen.as_text(folder, best, own, resolved.facts.has_test, can_predict))
         say_page(folder / "report.html")
 
 

@@ -47,6 +47,11 @@ def reporter(task: TaskConfig, job: PredictJob) -> Reporter:
     )
 
 
+def has_reporter(task: TaskConfig) -> bool:
+    """Return whether `sightline predict` can write what this task predicts."""
+    return reporter.dispatch(type(task)) is not reporter.dispatch(object)
+
+
 # Classes
 
 

@@ -23,9 +23,11 @@ MOST_OF_A_NAME = 24  # columns
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
-def as_text(folder: Path, checkpoint: str, recipe_file: str = "", has_test: bool = False) -> str:
+def as_text(
+    folder: Path, checkpoint: str, recipe_file: str = "", has_test: bool = False, can_predict: bool = True
+) -> str:
     """Return the screen; `checkpoint` is what `evaluate` and `predict` use, `recipe_file` the user's own recipe; the
-    command that scores the test split is named if the data have one."""
+    command that scores the test split is named if the data have one, `predict` if the task has a reporter."""
     last, best = _read(folder / SCORES), _read(folder / BEST_SCORES)
     shown = best or last  # no score was a number, or the best one is that of the run it began with: --run.resume PATH
     if not shown:
@@ -39,15 +41,17 @@ def as_text(folder: Path, checkpoint: str, recipe_file: str = "", has_test: bool
     ]
     if skipped := _skipped(folder, shown):
         lines += _listed("skipped:", [f"{skipped} sample{'s' * (skipped > 1)}, listed in {folder / BAD_SAMPLES}"])
-    return "\n".join([*lines, "next:", *next_commands(folder, recipe_file, _file_to_predict(shown), has_test)])
+    image = (_file_to_predict(shown) or "IMAGE") if can_predict else ""
+    return "\n".join([*lines, "next:", *next_commands(folder, recipe_file, image, has_test)])
 
 
-def next_commands(folder: Path, recipe_file: str = "", image: str = "", has_test: bool = False) -> Iterator[str]:
-    """Yield the commands that most people type next, quoted for a shell."""
+def next_commands(folder: Path, recipe_file: str, image: str, has_test: bool) -> Iterator[str]:
+    """Yield the commands that most people type next, quoted for a shell; `predict` only of an image."""
     more = ["--recipe", recipe_file] if recipe_file else []
     scores = ["evaluate", _argument(folder)]
     tests = [[*scores, "--split", "test"]] if has_test else []
-    for words in (scores, *tests, ["predict", _argument(folder), image or "IMAGE"]):
+    predicts = [["predict", _argument(folder), image]] if image else []
+    for words in (scores, *tests, *predicts):
         yield "  " + shlex.join(["sightline", *words, *more])
 
 

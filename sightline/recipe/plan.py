@@ -71,7 +71,8 @@ class Known:
         evaluations = epochs // self["train.eval_every_epochs"]
         at_least = ", at least 3" * (evaluations * 2 // 5 < 3)
         patience = max(3, evaluations * 2 // 5)
-        self.decide("train.patience", patience, f"two fifths of {evaluations} evaluations{at_least}")
+        over = f"{evaluations} evaluation{'s' * (evaluations > 1)}"
+        self.decide("train.patience", patience, f"two fifths of {over}{at_least}")
 
     def say_chosen(self, network: str, images: str) -> None:
         """Say what was decided, in a line."""

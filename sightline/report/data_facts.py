@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb
-from sightline.errors import BadSample
+from sightline.errors import BadSample, UsageError
 from sightline.files.image_bytes import read_bytes
 from sightline.files.typed_json import as_dataclass, read_json
 from sightline.files.whole import replace_text, replaced
@@ -124,6 +124,8 @@ def _keep_sheet(folder: Path, recipe: Recipe, bound: Bound, order: Order) -> str
         image.save(packed, "JPEG", quality=75, subsampling=0)
         with replaced(folder / SHEET) as file:
             file.write(packed.getvalue())
+    except UsageError as error:  # it names the remedy: a task without `seen`
+        return f"samples were not drawn: {error}"
     except Exception as error:  # noqa: BLE001  # of a task or data of one's own: no reason to end a run
         return f"samples were not drawn: {error}; `sightline show {folder}` draws them"
     return words

@@ -94,6 +94,8 @@ def test_a_task_without_a_reporter_says_so_and_takes_that_of_another(tmp_path: P
         str(tmp_path / "r"),
     ]
     assert cli.main(["train", str(tmp_path / "own_task.py"), *flags, *words[2:]]) == 0
+    said = capsys.readouterr().out
+    assert "sightline evaluate" in said and "sightline predict" not in said  # of what follows: only what works
     assert (
         cli.main(
             ["predict", str(tmp_path / "r"), str(next(shapes.glob("val/*/*"))), "--out", str(tmp_path / "s"), *words]
