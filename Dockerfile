@@ -1,4 +1,4 @@
-# Sightline with PyTorch for NVIDIA GPUs and CPUs; see docs/container.md.
+# Sightline with PyTorch for NVIDIA GPUs and CPUs; see docs/howto/container.md.
 #   docker build -t sightline:0.1.0 .
 #   docker run --rm --gpus all --shm-size 8g -v /my/data:/data:ro sightline:0.1.0 train resnet50 --data.path /data
 # Loader workers pass batches through /dev/shm, of which Docker gives 64 MiB by default: hence --shm-size.

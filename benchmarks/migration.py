@@ -97,7 +97,7 @@ def measure(rounds: int, calls: int, size: int, batch: int) -> list[dict[str, An
 
 
 def as_row(row: dict[str, Any]) -> str:
-    """Format a line of the table in docs/migration_reference.md; the step in milliseconds."""
+    """Format a line of the table in docs/reference/migration_reference.md; the step in milliseconds."""
     scale, digits = (1e6, 1) if row["what"] == "step" else (1, 0)
     off, on = ([value / scale for value in row[side]] for side in ("off", "on"))
     cells = [

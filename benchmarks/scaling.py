@@ -106,7 +106,7 @@ def beside_published() -> list[dict[str, Any]]:
 
 
 def published_as_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Format the rows for people; the first lines are in docs/scaling.md."""
+    """Format the rows for people; the first lines are in docs/why/scaling.md."""
     names = f"{'published':>9} {'links alone':>11} {'error':>7} {'predicted':>9} {'error':>7}"
     lines = [f"{'':<32} {'one':>6} {'devices':>7} {names}"] + [
         f"{row['what']:<32} {row['one']:>6,.0f} {row['devices']:>7} {row['many']:>9,.0f} {row['links_alone']:>11,.0f} "

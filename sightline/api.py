@@ -1,6 +1,6 @@
 """The API for Python users and for the command line: train, evaluate, predict, and a trained network as a module.
 
-`api.train("demo_classification", data=DIR, epochs=5)`; docs/api.md has examples. Failures are exceptions of
+`api.train("demo_classification", data=DIR, epochs=5)`; docs/start/python.md has examples. Failures are exceptions of
 sightline.errors. A call leaves torch's settings and the signal handlers of the process as it found them.
 """
 

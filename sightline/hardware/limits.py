@@ -14,7 +14,8 @@ import psutil
 from sightline.errors import UsageError
 
 # Hardware queues of CUDA, 8 by default; read when CUDA starts. Beside a captured step torchvision's JPEG decoder
-# reached 360 img/s with 8 and 8,300 with 32 (docs/input.md); we suppose that its streams shared a queue with the step.
+# reached 360 img/s with 8 and 8,300 with 32 (docs/why/input.md); we suppose that its streams shared a
+# queue with the step.
 CUDA_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 USUAL_FILES = 1024  # that a shell of most systems lets a process open
 CGROUPS = Path("/sys/fs/cgroup")

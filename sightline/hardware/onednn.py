@@ -1,7 +1,7 @@
 """Avoid oneDNN's issue 6035: on CPUs the weight gradient of some convolutions is written past the end of its memory.
 
 The engine calls `avoid` where a model is placed on a CPU; migrate, which replaces conv2d, has a copy of the rule.
-The rule, what is left, and how to remove this file one day: docs/reliability.md.
+The rule, what is left, and how to remove this file one day: docs/why/reliability.md.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ from sightline.results import Drawable, Origin, Predictions
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 
-Input = str | Path | np.ndarray | Image.Image  # folders stand for the files in them; docs/api.md describes arrays
+# Folders stand for the files in them; docs/start/python.md describes arrays.
+Input = str | Path | np.ndarray | Image.Image
 SHOWN = 10  # names in a message
 CHOICE = "or add --data.on-bad-sample skip"
 

@@ -1,7 +1,8 @@
 """A bottleneck of a ResNet in training as one operation and its gradient; called by models/resnet.py.
 
 Statistics come out of the convolutions, batch norm and ReLU go into the next one, so that activations are read and
-written half as often. Parameters, running statistics and checkpoints are those of the plain modules. docs/kernels.md.
+written half as often. Parameters, running statistics and checkpoints are those of the plain modules.
+docs/why/kernels.md.
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def decide(device: torch.device, blocks: Sequence[Fusable], size: tuple[int, int
         block.is_fused = not reason
     if reason:
         return self_check.say_plain("bottlenecks run", reason)
-    return f"kernels: {len(blocks)} bottlenecks run fused, by cuDNN {torch.backends.cudnn.version()}; docs/kernels.md"
+    return (
+        f"kernels: {len(blocks)} bottlenecks run fused, by cuDNN {torch.backends.cudnn.version()}; docs/why/kernels.md"
+    )
 
 
 def kinds_of(blocks: Sequence[Fusable]) -> list[Fusable]:

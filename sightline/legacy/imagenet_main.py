@@ -271,7 +271,9 @@ FLAGS = (
         "--image_bytes_as_serving_input",
         "bool",
         False,
-        Refused("the exported network takes pixels; leave it out, docs/export.md has a program that decodes JPEGs"),
+        Refused(
+            "the exported network takes pixels; leave it out, docs/howto/export.md has a program that decodes JPEGs"
+        ),
     ),
     Flag("--eval_only", "bool", False, Field("evaluate RUN", effect="of --model_dir", make=nothing, on=BOTH)),
     Flag(

@@ -85,7 +85,7 @@ class BenchmarkOptions:
     whole: bool = False
     """Whole runs, from the start of the process to its exit, beside a plain loop; the recipe needs --data.path."""
     scaling: bool = False
-    """Also predict the step on many devices, from the one that is measured, or given; see docs/scaling.md."""
+    """Also predict the step on many devices, from the one that is measured, or given; see docs/why/scaling.md."""
     machine: ScalingOptions = dataclasses.field(default_factory=ScalingOptions)
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ LINKS = {
         # seven neighbours and three out of the box.
         _line("gaudi1-inside", 7 * 12.5e9, NETWORK_HOP_S),
         _line("gaudi1-between", 3 * 12.5e9, NETWORK_HOP_S),
-        # Measured by benchmarks/scaling.py between two processes of one host, see docs/scaling.md.
+        # Measured by benchmarks/scaling.py between two processes of one host, see docs/why/scaling.md.
         Link("gloo-loopback", 0.9e9, 0.0, 240e-6, overlaps=False),
     )
 }

@@ -1,7 +1,7 @@
 """`sightline benchmark RECIPE --scaling`: predict, from one device, the step on many; nothing runs there.
 
 Each device keeps its batch. A step is the one-device step, plus gradients that are still travelling when the backward
-pass has ended, plus collectives that all wait for, plus the wait for the slowest. docs/scaling.md tests the model.
+pass has ended, plus collectives that all wait for, plus the wait for the slowest. docs/why/scaling.md tests the model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVALUATION_SPEEDUP = 3.0  # the forward pass alone
 HOST_COPY = 20e9  # bytes/s of a copy from the device to pinned memory; PCIe 4 x16 reaches about 25
 DISK_GBS = 1.0  # of the run folder; an NVMe disk, or a share of a parallel file system
 # How uneven steps are where hosts also feed the devices, as a share of the step (one standard deviation). One number
-# for all rows of the published figures in docs/scaling.md: without it every one of them is predicted too fast.
+# for all rows of the published figures in docs/why/scaling.md: without it every one of them is predicted too fast.
 PUBLISHED_SPREAD = 0.05
 WORTH_NAMING = 0.01  # of the one-device step: less than this limits nothing
 BRATS_DEPTH = 155  # slices of a volume of the Decathlon's task 01
@@ -46,7 +46,7 @@ class ScalingOptions:
     devices: tuple[int, ...] = (2, 8, 64, 1024)
     """Numbers of devices to predict for."""
     links: tuple[str, ...] = ("nvlink4", "ib400")
-    """Inside a host, and between hosts: names of docs/scaling.md or NAME,SPEED; one is taken for both."""
+    """Inside a host, and between hosts: names of docs/why/scaling.md or NAME,SPEED; one is taken for both."""
     per_host: int = 8
     """Devices of a host."""
     step_ms: float = 0.0

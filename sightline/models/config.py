@@ -65,7 +65,7 @@ class ResNetConfig(ModelConfig):
     """v1 and v1.5: start the last batch-norm of every block at 0, so that the block starts as the identity."""
     weights: str = ""
     """Initial weights: a run, a file of torch or Keras, the prefix of a TensorFlow checkpoint, torchvision:NAME or
-    timm:NAME; see docs/weights.md. A head for another number of classes starts at random."""
+    timm:NAME; see docs/howto/weights.md. A head for another number of classes starts at random."""
 
     def check(self) -> None:
         super().check()
@@ -184,7 +184,7 @@ class ArchConfig(ModelConfig):
     """Our ResNets except v2: start the last batch-norm of every block at 0."""
     weights: str = ""
     """Initial weights: a run, a file of torch or Keras, the prefix of a TensorFlow checkpoint, torchvision:NAME or
-    timm:NAME; see docs/weights.md. A head for another number of classes starts at random."""
+    timm:NAME; see docs/howto/weights.md. A head for another number of classes starts at random."""
 
     @property
     def is_timm(self) -> bool:
@@ -304,7 +304,7 @@ class SsdConfig(ModelConfig):
     weights: str = ""
     """Initial weights of the trunk, from a ResNet with torchvision's names, or of the whole network: a run, a file of
     torch, the prefix of a TensorFlow checkpoint such as model.ckpt-28152, torchvision:NAME or timm:NAME; see
-    docs/weights.md. Heads for another number of classes start at random."""
+    docs/howto/weights.md. Heads for another number of classes start at random."""
 
     def check(self) -> None:
         super().check()
@@ -379,7 +379,7 @@ class UnetConfig(ModelConfig):
     """Upper limit for the filters of a level; 0: 512 in 2D, 320 in 3D."""
     weights: str = ""
     """Initial weights: a run, or a file of torch with our names or those of the original's Lightning .ckpt; see
-    docs/weights.md. A head for another number of classes starts at random."""
+    docs/howto/weights.md. A head for another number of classes starts at random."""
 
     def check(self) -> None:
         super().check()
@@ -427,8 +427,8 @@ class EncoderUnetConfig(ModelConfig):
     """Channels of a ResNet's first stage. The way up ends with a quarter of it; every level below has twice as many."""
     weights: str = ""
     """Initial weights of the way down, from such a classifier, or of the whole network: a run, a file of torch,
-    torchvision:NAME or timm:NAME; see docs/weights.md. For images with other than 3 channels its first convolution is
-    adapted. A head for another number of classes starts at random."""
+    torchvision:NAME or timm:NAME; see docs/howto/weights.md. For images with other than 3 channels its first
+    convolution is adapted. A head for another number of classes starts at random."""
 
     @property
     def is_timm(self) -> bool:

@@ -46,7 +46,7 @@ class Run(Part):
     """Copy, and decode, the next batch on a stream of its own while the step runs; batches are the same without."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of forward, loss and backward. auto: on CUDA where it pays: the run starts without, times 30 steps,
-    and compiles if enough is left; with --train.deterministic if it has 10,000 steps. docs/startup.md."""
+    and compiles if enough is left; with --train.deterministic if it has 10,000 steps. docs/why/startup.md."""
     kernels: Literal["auto", "off"] = "auto"
     """Our own kernels where they apply, which is on CUDA only; off: plain torch, equal within rounding."""
     graph: Literal["auto", "on", "off"] = "auto"
@@ -85,7 +85,7 @@ class Run(Part):
     """on_nan skip, rewind: how many such steps end the run after all."""
     track: tuple[str, ...] = ()
     """Trackers that show the run, one or several: mlflow, tensorboard, trackio, wandb, or a logger of another installed
-    package. Addresses come from their own environment variables; docs/trackers.md."""
+    package. Addresses come from their own environment variables; docs/howto/trackers.md."""
     tensorboard: bool = False
     """The same as --run.track tensorboard: events with hparams in the run folder; needs `pip install
     sightline[tensorboard]`."""

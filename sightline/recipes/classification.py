@@ -2,11 +2,13 @@
 
     sightline train classification --data.path DIR --run.out runs/mine
 
-DIR holds class folders, a table, or shards (docs/data.md). Before it starts, the run looks at the images and decides
-the network, its pretrained weights, the size, the batch, the epochs, the rates, and weights of uneven classes. It says
-what it decided, and `sightline inspect RUN` says why. What you type stays: `--weights FILE|torchvision:NAME|timm:NAME`,
-`--weights none`, `--model.arch NAME`, `--data.size 320`, `--epochs 40`, `--lr 0.0005`.
-Expected: docs/results.md, "Your own images": 50 and 1,000 photos on a CPU; a GPU and 10,000 images are not measured.
+DIR holds class folders, a table, or shards (docs/reference/data.md). Before it starts, the run looks at the images and
+decides the network, its pretrained weights, the size, the batch, the epochs, the rates, and weights of uneven classes.
+It says what it decided, and `sightline inspect RUN` says why. What you type stays: `--weights
+FILE|torchvision:NAME|timm:NAME`, `--weights none`, `--model.arch NAME`, `--data.size 320`, `--epochs 40`, `--lr
+0.0005`.
+Expected: docs/why/results.md, "Your own images": 50 and 1,000 photos on a CPU; a GPU and 10,000 images are not
+measured.
 """
 
 from sightline.data.classification import ClassificationData

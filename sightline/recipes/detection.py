@@ -2,11 +2,11 @@
 
     sightline train detection --data.path DIR --run.out runs/mine
 
-DIR holds images with boxes in files of COCO, YOLO or Pascal VOC (docs/data_boxes.md). Before it starts, the run looks
-at the images and decides the trunk, its pretrained weights, the size, the batch, the epochs and the rates. It says what
-it decided, and `sightline inspect RUN` says why. What you type stays: `--weights FILE|torchvision:resnet34|none`,
-`--data.size 512`, `--epochs 80`, `--lr 0.0003`.
-Expected: docs/results.md, "Your own images": 100 photos of blood cells, at 160 pixels on a CPU.
+DIR holds images with boxes in files of COCO, YOLO or Pascal VOC (docs/reference/data_boxes.md). Before it starts, the
+run looks at the images and decides the trunk, its pretrained weights, the size, the batch, the epochs and the rates. It
+says what it decided, and `sightline inspect RUN` says why. What you type stays: `--weights
+FILE|torchvision:resnet34|none`, `--data.size 512`, `--epochs 80`, `--lr 0.0003`.
+Expected: docs/why/results.md, "Your own images": 100 photos of blood cells, at 160 pixels on a CPU.
 """
 
 from sightline.data.detection import DetectionData

@@ -2,10 +2,10 @@
 
     sightline train finetune_classification --data.path DIR --model.weights resnet50.pth --run.out runs/mine
 
-DIR holds class folders (docs/data.md). `--model.arch` chooses the network of the weights: ours, torchvision's or
-`timm:NAME`. The rate is 0.001 for a batch of 64 and scales with it; layers below the head have a fifth of it. In the
+DIR holds class folders (docs/reference/data.md). `--model.arch` chooses the network of the weights: ours, torchvision's
+or `timm:NAME`. The rate is 0.001 for a batch of 64 and scales with it; layers below the head have a fifth of it. In the
 first epoch only the head learns. An epoch has at least 50 steps, so that 50 images make 1,000 steps in all and 50,000
-images 31,240. The run ends when top-1 has not improved for 8 epochs. docs/finetuning.md has the reasons.
+images 31,240. The run ends when top-1 has not improved for 8 epochs. docs/howto/finetuning.md has the reasons.
 Expected: benchmarks/finetune.py, ResNet-18 with 24 images of each of 8 classes, three seeds on an H200: top-1 0.607
 from weights of 12 other classes, 0.491 from scratch. With weights that have learnt little there is little to gain, or
 less than nothing: 0.27 against 0.36 after 190 steps of pretraining.

@@ -2,10 +2,11 @@
 
     sightline train finetune_detection --data.path DIR --model.weights resnet34.pth --run.out runs/mine
 
-DIR is in COCO's format (docs/data.md). The weights are a ResNet-34 with torchvision's names, whose first stages become
-the trunk, or those of an SSD, whose heads are replaced if it has other classes. The rate is 0.0005 for a batch of 16
-and scales with it; the trunk has a fifth of it. In the first epoch the trunk is frozen. An epoch has at least 50 steps:
-50 images make 2,000 steps in all, 50,000 images 125,000. The run ends when AP has not improved for 16 epochs.
+DIR is in COCO's format (docs/reference/data.md). The weights are a ResNet-34 with torchvision's names, whose first
+stages become the trunk, or those of an SSD, whose heads are replaced if it has other classes. The rate is 0.0005 for a
+batch of 16 and scales with it; the trunk has a fifth of it. In the first epoch the trunk is frozen. An epoch has at
+least 50 steps: 50 images make 2,000 steps in all, 50,000 images 125,000. The run ends when AP has not improved for 16
+epochs.
 Expected: benchmarks/finetune.py, 200 drawn images, 2,000 steps, three seeds on an H200: AP 0.205 from the weights of a
 detector of other shapes, 0.031 from scratch.
 """

@@ -2,11 +2,12 @@
 
     sightline train resnet50_keras --data.path IMAGENET --run.out runs/resnet50_keras
 
-IMAGENET is class folders, tar shards or TFRecords (docs/data.md). An epoch of 1,281,167 images has 5,004 steps at batch
-256. For eight devices with 256 images each use `--train.global-batch 2048` (625 steps). The learning rate is 0.1 for a
-batch of 256 and scales with it. `--model.arch keras_resnet101v2` etc. train the networks of keras.applications.
+IMAGENET is class folders, tar shards or TFRecords (docs/reference/data.md). An epoch of 1,281,167 images has 5,004
+steps at batch 256. For eight devices with 256 images each use `--train.global-batch 2048` (625 steps). The learning
+rate is 0.1 for a batch of 256 and scales with it. `--model.arch keras_resnet101v2` etc. train the networks of
+keras.applications.
 Expected: 76.2 % top-1 on one accelerator, 76.3 % on eight (the vendor's page for release 1.0.0); not reproduced by us
-(no ImageNet here). docs/recipes.md lists the deliberate differences from the original.
+(no ImageNet here). docs/reference/recipes.md lists the deliberate differences from the original.
 """
 
 from sightline.data.augment.fields import TF_MEAN, TF_STD

@@ -2,8 +2,8 @@
 
     sightline train segmentation --data.path DIR --run.out runs/mine
 
-DIR holds images and a mask for each (docs/data_masks.md): images/ beside masks/, X.jpg beside X_mask.png, Pascal
-VOC's folders, or the outlines of COCO or YOLO. The network is a U-Net whose way down is a pretrained classifier.
+DIR holds images and a mask for each (docs/reference/data_masks.md): images/ beside masks/, X.jpg beside X_mask.png,
+Pascal VOC's folders, or the outlines of COCO or YOLO. The network is a U-Net whose way down is a pretrained classifier.
 Training sees random crops, predictions see all of an image. Before it starts, the run looks at the images and decides
 the classifier and its weights, the size of crops, the batch, the epochs and the rates. It says what it decided, and
 `sightline inspect RUN` says why. What you type stays: `--weights FILE|torchvision:resnet50|timm:NAME|none`,

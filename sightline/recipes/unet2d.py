@@ -4,12 +4,12 @@
     sightline train unet2d --data.path brats --run.out runs/unet2d
 
 `--data.fold 1` to `4` choose another fold, `--data.fold all` trains all five in turn. `--data.task 02` to `10` choose
-another task, `--data.task own` your own data in the same format (docs/data_volumes.md). A batch of 64 slices comes from
-one volume, or from several if they have fewer slices; an epoch on fold 0 of task 01 has 387 steps. The learning rate
-does not depend on the number of devices. The run ends when the Dice has not improved for 100 epochs.
+another task, `--data.task own` your own data in the same format (docs/reference/data_volumes.md). A batch of 64 slices
+comes from one volume, or from several if they have fewer slices; an epoch on fold 0 of task 01 has 387 steps. The
+learning rate does not depend on the number of devices. The run ends when the Dice has not improved for 100 epochs.
 Expected: 73.0 % Dice (mean of five folds, NVIDIA's code on task 01 with AMP, one A100, 98 min); not reproduced by us
-(task 01 is not here). docs/results.md has task 04; docs/recipes_unet.md lists the deliberate differences from the
-original.
+(task 01 is not here). docs/why/results.md has task 04; docs/reference/recipes_unet.md lists the deliberate differences
+from the original.
 """
 
 from sightline.data.segmentation import SegmentationData

@@ -29,7 +29,8 @@ FEW = 1000
 TUNED = {"Classification": "classification", "Detection": "detection"}
 
 # Batch-norm statistics keep exp(-4), 2 %, of what they were 4 / momentum steps before: 40 steps at torch's 0.1. A
-# validation loss three times that of training is explained by them until then. docs/runs.md has the experiment.
+# validation loss three times that of training is explained by them until then. docs/reference/runs.md has the
+# experiment.
 SETTLED = 4
 HIGH = 3
 
@@ -130,5 +131,5 @@ def young_statistics(model: nn.Module, step: int, trained: float, validated: flo
         return ""
     return (
         f"the validation loss is this high because batch-norm statistics lag behind the weights; it means little "
-        f"before about {enough} steps, and this is step {step} (docs/runs.md)"
+        f"before about {enough} steps, and this is step {step} (docs/reference/runs.md)"
     )

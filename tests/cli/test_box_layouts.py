@@ -51,7 +51,9 @@ def events(run: Path, name: str) -> list[dict]:
     return [line for line in lines if line["event"] == name]
 
 
-@pytest.mark.parametrize("layout", ["coco_folders", "coco_nested", "yolo_lists"])  # the others: docs/data_boxes.md
+@pytest.mark.parametrize(
+    "layout", ["coco_folders", "coco_nested", "yolo_lists"]
+)  # the others: docs/reference/data_boxes.md
 def test_every_layout_is_checked(sightline, written, layout):
     said = sightline("check", "demo_detection", f"--data.path={written(layout)}", ANY, "--run.workers=0")
     assert said.code == 0 and said.out.endswith("no problems\n"), said

@@ -32,7 +32,7 @@ from sightline.parts import DataSpec
 from sightline.recipe import store
 
 REPO = Path(__file__).resolve().parents[2]
-DOCUMENTS = {path.name: path for path in [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]}
+DOCUMENTS = {path.name: path for path in [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]}
 TINY = runpy.run_path(str(REPO / "tests/recipes/conftest.py"))["TINY"]
 ARCHIVES, ZIPS, FOLDERS, LAYOUTS = (
     runpy.run_path(str(REPO / "tests/unit/data/prepare" / name))
@@ -224,12 +224,12 @@ def drawn_boxes() -> dict:
 
 
 def boxes(layout: str) -> Callable[[Path], None]:
-    """One of the layouts of docs/data_boxes.md."""
+    """One of the layouts of docs/reference/data_boxes.md."""
     return lambda path: BOXES["LAYOUTS"][layout](drawn_boxes(), path)
 
 
 def described_boxes(path: Path) -> None:
-    """Write the description of docs/data_boxes.md, and what it describes."""
+    """Write the description of docs/reference/data_boxes.md, and what it describes."""
     [tree] = [block.text for block in blocks("data_boxes.md") if "gulls.yaml" in block.text]
     lines = [line[tree.splitlines()[0].index("gulls.yaml") :].strip() for line in tree.splitlines()[1:4]]
     path.write_text("\n".join(lines))
@@ -239,7 +239,7 @@ def described_boxes(path: Path) -> None:
 
 
 def coco_by_heart(path: Path) -> None:
-    """Training images that are those of the evaluation too, as docs/recipes_ssd.md says."""
+    """Training images that are those of the evaluation too, as docs/reference/recipes_ssd.md says."""
     coco(path, 80)
     shutil.rmtree(path / "val2017")
     (path / "val2017").symlink_to("train2017")
@@ -275,7 +275,7 @@ def labels_of_test_cases(path: Path) -> None:
 
 
 def folders_apart(path: Path) -> None:
-    """Write the description of docs/data_volumes.md, and the folders that it names."""
+    """Write the description of docs/reference/data_volumes.md, and the folders that it names."""
     [text] = [block.text for block in blocks("data_volumes.md") if block.language == "yaml"]
     path.write_text(text)
     LAYOUTS["folders"](path.parent, 6, "photos/scans", "labels/drawn")
@@ -300,19 +300,19 @@ def stand_in(path: Path) -> None:
 
 
 def own_recipe() -> str:
-    """Return the recipe of docs/quickstart.md."""
+    """Return the recipe of docs/start/quickstart.md."""
     [source] = [block.text for block in blocks("quickstart.md") if "def recipe()" in block.text]
     return source
 
 
 def own_config() -> str:
-    """Return the YAML of docs/quickstart.md."""
+    """Return the YAML of docs/start/quickstart.md."""
     [text] = [block.text for block in blocks("quickstart.md") if block.language == "yaml"]
     return text
 
 
 def cuda_script(path: Path) -> None:
-    """20 lines with AMP, pinned loader and two workers, on the lines that docs/migration.md names."""
+    """20 lines with AMP, pinned loader and two workers, on the lines that docs/howto/migration.md names."""
     path.write_text(CUDA_SCRIPT)
 
 
@@ -455,7 +455,7 @@ def carried_out(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 
 
 def as_process(words: list[str], *settings: str) -> tuple[int, str]:
-    # docs/migration.md exports the last.
+    # docs/howto/migration.md exports the last.
     path = os.pathsep.join([str(REPO), str(REPO / "packages/migrate"), migrate.AUTOLOAD])
     environ = {**os.environ, "PYTHONPATH": path, **dict(each.split("=", 1) for each in settings)}
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
@@ -527,7 +527,7 @@ def test_make_demo_is_the_quickstart():
 
 
 class Wandb:
-    """What docs/api.md uses of Weights & Biases; keeps what it is given."""
+    """What docs/start/python.md uses of Weights & Biases; keeps what it is given."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[int, str]] = []
@@ -578,12 +578,12 @@ def test_the_script_of_the_quickstart_trains_and_predicts(tiny_api: Path, capsys
 def test_the_examples_of_the_api_run_one_after_the_other(tiny_api: Path, monkeypatch, capsys):
     tracked = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", tracked)
-    scripts = [block.text for block in blocks("api.md") if block.language == "python"]
+    scripts = [block.text for block in blocks("python.md") if block.language == "python"]
     assert len(scripts) == 10 and sum(map(len, scripts)) > 2000
     capsys.readouterr()
     names = {"__name__": "__main__"}
     for script in scripts:
-        exec(compile(script, "docs/api.md", "exec"), names)
+        exec(compile(script, "docs/start/python.md", "exec"), names)
     said = capsys.readouterr().out
     assert "steps are done runs/demo_classification\n" in said and "0.002 -> 0.1" in said
     assert [str(each.file) for each in names["found"][:2]] == ["photo.jpg", "pets/arrow/00000.jpg"]

@@ -21,7 +21,7 @@ def test_a_high_loss_after_a_few_steps_is_that_of_the_statistics(sightline, shap
     flags = ["--data.path", shapes, "--run.out", tmp_path / "run", "--lr=0.05", *SMALL, *SHORT]
     said = sightline("train", "demo_classification", *flags)
     assert said.code == 0 and said.out.count(LINE) == 1, said
-    assert "it means little before about 40 steps, and this is step 5 (docs/runs.md)" in said.out
+    assert "it means little before about 40 steps, and this is step 5 (docs/reference/runs.md)" in said.out
     told = json.loads((tmp_path / "run" / "scores-best.json").read_text())["values"]["loss"]
     model = api.model(tmp_path / "run", device="cpu")
     images = {

@@ -93,7 +93,7 @@ def test_a_test_set_that_lacks_a_class_is_scored_with_a_description(sightline, r
     shutil.rmtree(next((tmp_path / "test").iterdir()))
     said = sightline("evaluate", run, "--data.path", tmp_path / "test", *HERE)
     assert said.code == 3 and f"has {CLASSES - 1} classes, the recipe declares {CLASSES}" in said.err, said
-    assert "see docs/data.md, Scores on other data" in said.err, said
+    assert "see docs/reference/data.md, Scores on other data" in said.err, said
     (tmp_path / "test.yaml").write_text(f"kind: folder\ntrain: {birds / 'train'}\nval: test\n")
     said = sightline("evaluate", run, "--data.path", tmp_path / "test.yaml", *HERE)
     assert said.code == 0 and f"on {len(files_in(tmp_path / 'test'))} samples" in said.out, said

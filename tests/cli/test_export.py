@@ -177,7 +177,9 @@ def test_export_reports_the_difference_and_describes_the_file(classifier: Path):
 def test_the_serving_example_names_the_class_that_predict_names(
     classifier: Path, shapes: Path, tmp_path: Path, sightline, monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    [program] = re.findall(r"^```python\n(.*?)^```", (REPO / "docs/export.md").read_text(), re.MULTILINE | re.DOTALL)
+    [program] = re.findall(
+        r"^```python\n(.*?)^```", (REPO / "docs/howto/export.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert "sightline" not in re.sub(r'\["sightline"\]', "", program)
     (tmp_path / "serve.py").write_text(program)
     assert sightline("predict", classifier, shapes / "val", "--out", tmp_path / "out", "--no-draw", *HERE).code == 0

@@ -1,4 +1,4 @@
-"""The plugin of docs/contributing.md: its wheel is built and unpacked, and trains with all of its parts."""
+"""The plugin of docs/howto/contributing.md: its wheel is built and unpacked, and trains with all of its parts."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from sightline import plugins
 
 REPO = Path(__file__).resolve().parents[2]
-CONTRIBUTING = REPO / "docs" / "contributing.md"
+CONTRIBUTING = REPO / "docs" / "howto" / "contributing.md"
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--batch-size=16"]
 SMALL += ["--device=cpu", "--run.log-every-steps=1", "--run.report=off", "--task.positive-weight=4"]

@@ -159,7 +159,7 @@ def masked(line: str) -> str:
 
 def test_the_documented_screens_are_those_of_the_command(sightline, shapes: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("sightline.runs.log.FIRST_STEP_S", 600)  # also on a machine that is busy
-    text = (REPO / "docs" / "runs.md").read_text(encoding="utf-8")
+    text = (REPO / "docs" / "reference" / "runs.md").read_text(encoding="utf-8")
     blocks = [found.splitlines() for found in re.findall(r"^```text\n(.*?)^```", text, flags=re.M | re.S)]
     [(command, *first)] = [block for block in blocks if block[0].startswith("$ ")]
     [last] = [block for block in blocks if block[-1].startswith("report: ")]

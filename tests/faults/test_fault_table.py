@@ -1,4 +1,4 @@
-"""docs/fault_table.md names tests that exist and run where it says."""
+"""docs/reference/fault_table.md names tests that exist and run where it says."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
-TABLE = REPO / "docs" / "fault_table.md"
+TABLE = REPO / "docs" / "reference" / "fault_table.md"
 FAULTS = 42
 
 

@@ -157,7 +157,7 @@ def test_words_before_a_script_that_cannot_be_kept_are_named(text: str, named: s
 
 
 def documented() -> list[str]:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "legacy.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "legacy.md").read_text(encoding="utf-8")
     return [each for each in re.findall(r"^sightline legacy (.+)", text, re.MULTILINE) if "--from" not in each]
 
 

@@ -162,8 +162,8 @@ for device in ("cpu", row.kind):
 
 
 def test_a_row_makes_it_a_device_of_sightline(fork: Run, library: str, tmp_path: Path) -> None:
-    """The row that docs/contributing.md shows: losses and scores are the CPU's within rounding."""
-    text = (REPO / "docs" / "contributing.md").read_text(encoding="utf-8").partition("\n## A device\n")[2]
+    """The row that docs/howto/contributing.md shows: losses and scores are the CPU's within rounding."""
+    text = (REPO / "docs" / "howto" / "contributing.md").read_text(encoding="utf-8").partition("\n## A device\n")[2]
     (tmp_path / "trains.py").write_text(TRAINS)
     row = text.partition("```python\n")[2].partition("```")[0].strip()
     fork(tmp_path, "trains.py", row, env=PATHS | {"TWIN_LIBRARY": library}, warm=True)

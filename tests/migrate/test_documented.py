@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_defaults_are_those_of_the_documentation():
     """A value behind an option of the table is its default; a switch without one is off."""
-    text = (DOCS / "migration.md").read_text(encoding="utf-8")
+    text = (DOCS / "howto" / "migration.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
     told = {word[0].replace("-", "_"): word[1] for word in re.findall(r"`--([\w-]+) ?([\w.]*)`", " ".join(rows))}
     told["log_dir"] = "migrate_log"  # of --log DIR
@@ -30,7 +30,7 @@ def test_defaults_are_those_of_the_documentation():
 
 
 def test_lines_of_the_documentation_run_as_written(on_cpu: Any, monkeypatch: pytest.MonkeyPatch):
-    text = (DOCS / "migration.md").read_text(encoding="utf-8")
+    text = (DOCS / "howto" / "migration.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert "import sightline.migrate.auto" in text
     for code in (block, "import sightline.migrate.auto"):
@@ -42,10 +42,13 @@ def test_lines_of_the_documentation_run_as_written(on_cpu: Any, monkeypatch: pyt
 
 def test_page_is_what_the_command_writes():
     """Other releases of torch have a few other names; what both have is the same."""
-    written, now = (DOCS / "migration_rules.md").read_text(encoding="utf-8"), listing.page(listing.known_rules()) + "\n"
+    written, now = (
+        (DOCS / "reference" / "migration_rules.md").read_text(encoding="utf-8"),
+        listing.page(listing.known_rules()) + "\n",
+    )
     version = re.search(r"for torch (\d+\.\d+);", written)
     if version is not None and torch.__version__.startswith(version[1] + "."):
-        assert written == now, f"{listing.COMMAND} > docs/migration_rules.md"
+        assert written == now, f"{listing.COMMAND} > docs/reference/migration_rules.md"
     here, there = classes(now), classes(written)
     assert len(here.keys() & there.keys()) > 150
     assert {name: here[name] for name in here if here[name] != there.get(name, here[name])} == {}

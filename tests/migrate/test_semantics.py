@@ -29,7 +29,7 @@ SAME_PLACE += ["torch.zeros(2, device=x.device)", "torch.as_tensor(x)", "torch.t
 SAME_PLACE += ["nn.Parameter(x)", "copy.copy(x)"]
 Known = list[tuple[list[str], str]]
 
-# (ways, source and place) of each case that differs; docs/migration_reference.md shows the reasons.
+# (ways, source and place) of each case that differs; docs/reference/migration_reference.md shows the reasons.
 KNOWN: dict[str, Known] = {
     "host and device are one memory, so that an operation of both, NumPy and pinning do not raise": [
         (["torch.from_numpy(x.numpy())", "torch.from_numpy(x.numpy()).cuda()", "x.detach().numpy()"], "*, device"),

@@ -1,4 +1,4 @@
-"""The examples of docs/contributing.md, each added as the document says; its device is in tests/migrate."""
+"""The examples of docs/howto/contributing.md, each added as the document says; its device is in tests/migrate."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from sightline import cli, config
 from sightline.data import sources
 
-CONTRIBUTING = Path(__file__).resolve().parents[2] / "docs" / "contributing.md"
+CONTRIBUTING = Path(__file__).resolve().parents[2] / "docs" / "howto" / "contributing.md"
 
 
 def example(heading: str) -> str:

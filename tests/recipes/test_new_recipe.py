@@ -1,4 +1,4 @@
-"""A recipe is added as one file: the one that docs/quickstart.md shows, trained and evaluated as it says."""
+"""A recipe is added as one file: the one that docs/start/quickstart.md shows, trained and evaluated as it says."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from sightline import cli
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
+QUICKSTART = Path(__file__).resolve().parents[2] / "docs" / "start" / "quickstart.md"
 HERE = ["--run.workers", "0", "--run.device", "cpu"]
 FLAGS = ["--train.epochs", "1", *HERE]
 

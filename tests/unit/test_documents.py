@@ -11,7 +11,7 @@ from sightline.config import Run
 from sightline.recipe import store
 
 REPO = Path(__file__).resolve().parents[2]
-DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").glob("*.md"))]
+DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").rglob("*.md"))]
 MOST_IN_A_CELL = 120
 FLAG = re.compile(r"--((?:model|data|task|optimizer|schedule|train|run)\.[a-z0-9-]+)")
 
@@ -59,7 +59,7 @@ def test_every_link_to_a_file_leads_to_one(document: Path):
 
 
 def test_the_config_file_of_the_quickstart_does_what_its_flags_do(tmp_path: Path):
-    text = (REPO / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    text = (REPO / "docs" / "start" / "quickstart.md").read_text(encoding="utf-8")
     [shown] = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     file = tmp_path / "mine.yaml"
     file.write_text(shown, encoding="utf-8")
@@ -67,7 +67,7 @@ def test_the_config_file_of_the_quickstart_does_what_its_flags_do(tmp_path: Path
     assert config.load(config.recipe_named_in(file), config=file) == config.load("demo_classification", flags)
 
 
-# What docs/recipes.md says gives an original's other behaviour, with the recipe it is said of.
+# What docs/reference/recipes.md says gives an original's other behaviour, with the recipe it is said of.
 @pytest.mark.parametrize(
     ("name", "flags"),
     [
@@ -94,7 +94,7 @@ def test_the_config_file_of_the_quickstart_does_what_its_flags_do(tmp_path: Path
     ids=lambda text: text[:40],
 )
 def test_flags_for_the_originals_other_ways_go_together(name: str, flags: str):
-    document = (REPO / "docs" / "recipes.md").read_text(encoding="utf-8")
+    document = (REPO / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
     words = flags.split()
     assert all(word in document for word in words)
     assert config.load(name, words)[0] != recipes.find(name).recipe()

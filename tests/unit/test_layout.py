@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md that a machine can check: who imports whom, docstrings, unsafe calls.
+"""The rules of docs/why/architecture.md that a machine can check: who imports whom, docstrings, unsafe calls.
 
 Every rule reads one module's syntax tree and yields (line, message); a failing test lists file:line: message.
 """
@@ -52,7 +52,7 @@ SERVERS = ("http.server", "socketserver", "xmlrpc.server", "wsgiref", "asyncio",
 KNOWS_YAML = "sightline/files/plain_yaml.py"
 UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 
-LEVELS = REPO / "docs" / "architecture.md"
+LEVELS = REPO / "docs" / "why" / "architecture.md"
 # Fields and rules of what a recipe is made of, without torch: they stand below the rooms that do the work.
 LIGHT = re.compile(
     r"data\.(classification|detection|masks|segmentation)(\.config)?|models\.(config|pretrained)|tasks\.config"
@@ -152,7 +152,7 @@ def keyword(call: ast.Call, name: str) -> object:
 
 @cache
 def levels() -> dict[str, int]:
-    """The level of every room, as docs/architecture.md lists them from the ground up."""
+    """The level of every room, as docs/why/architecture.md lists them from the ground up."""
     block = re.search(r"^```levels\n(.*?)^```", LEVELS.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     assert block, f"{LEVELS} lists no levels"
     return {room: number for number, line in enumerate(block[1].splitlines()) for room in line.split()}
@@ -317,7 +317,7 @@ def the_terminal_is_guarded(module: Module) -> Offences:
 def only_ranks_listen(module: Module) -> Offences:
     for line, name in imports(module):
         if is_in(name, *SERVERS):
-            yield line, f"imports {name}; nothing of ours listens but ranks, see docs/distributed.md"
+            yield line, f"imports {name}; nothing of ours listens but ranks, see docs/howto/distributed.md"
     for call in calls(module):
         listens = called(call).split(".")[-1] in ("create_server", "TCPStore")
         if listens and module.path != "sightline/hardware/world.py":

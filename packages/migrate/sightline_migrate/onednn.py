@@ -1,6 +1,6 @@
 """Which convolutions oneDNN's issue 6035 spoils on CPUs: a copy of what sightline/hardware/onednn.py has for it.
 
-Copied because this package needs torch alone; a test holds both equal. The rule: docs/reliability.md.
+Copied because this package needs torch alone; a test holds both equal. The rule: docs/why/reliability.md.
 """
 
 from __future__ import annotations

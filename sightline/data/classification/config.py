@@ -28,7 +28,7 @@ class ClassificationData(ClassificationFields, SquareData):
 
     path: str = not_compared("")
     """Class folders, a table (labels.csv), tar shards, TFRecords, or synthetic:classes=10,samples=1000,size=64; see
-    docs/data.md."""
+    docs/reference/data.md."""
     source: str = "auto"
     """Kind of data at the path: auto, folder, table, tar, tfrecord, synthetic."""
     classes: int = 0
@@ -60,7 +60,8 @@ class ClassificationData(ClassificationFields, SquareData):
     cache: Literal["auto", "off", "ram", "gpu"] = not_compared("auto")
     """ram: keep images in memory once read, decoded if that takes at most half of what is available, else encoded, and
     share them between the ranks of a host; auto: only if they take at most half, and says so; gpu: keep them decoded on
-    the device and cut crops there, with the same random numbers and slightly different pixels; see docs/cache.md."""
+    the device and cut crops there, with the same random numbers and slightly different pixels; see
+    docs/howto/cache.md."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
     """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = not_compared(100)

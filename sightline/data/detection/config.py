@@ -26,7 +26,7 @@ class DetectionData(DetectionFields, SquareData):
 
     path: str = not_compared("")
     """Images with boxes: COCO's json files, YOLO's data.yaml, Pascal VOC's xml files, COCO's TFRecords, or
-    synthetic:classes=80,samples=1000,size=300; see docs/data.md."""
+    synthetic:classes=80,samples=1000,size=300; see docs/reference/data.md."""
     source: str = "auto"
     """Kind of data at the path: auto, coco, coco_tfrecord, synthetic, voc, yolo."""
     classes: int = 0
@@ -36,11 +36,11 @@ class DetectionData(DetectionFields, SquareData):
     samples: int = not_compared(0)
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
     decoder: Literal["cpu", "gpu"] = not_compared("cpu")
-    """Decoder of JPEGs: loader processes on the CPU, or the GPU's JPEG engines; see docs/input.md."""
+    """Decoder of JPEGs: loader processes on the CPU, or the GPU's JPEG engines; see docs/why/input.md."""
     cache: Literal["auto", "off", "ram", "gpu"] = not_compared("auto")
     """ram: keep images in memory once read, decoded if that takes at most half of what is available, else encoded, and
     share them between the ranks of a host; auto: only if they take at most half, and says so; gpu: keep them decoded on
-    the device and cut crops there; see docs/cache.md."""
+    the device and cut crops there; see docs/howto/cache.md."""
     static: str = ""
     """Folder of training batches written by `sightline prepare static`, replayed in their order instead of `path`'s."""
     fake: bool = False

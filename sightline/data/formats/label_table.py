@@ -31,7 +31,10 @@ FILE = (
 LABEL = ("label", "labels", "class", "target", "category")
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 NUMBERS = {"train": 1, "val": 2, "test": 3}  # of splits in LabelTable.splits; 0: the table does not say
-EXPECTED = "a CSV file with a header, e.g. `file,label`, and a line per image, e.g. `a.jpg,cat` (docs/data_labels.md)"
+EXPECTED = (
+    "a CSV file with a header, e.g. `file,label`, and a line per image, e.g. `a.jpg,cat` "
+    "(docs/reference/data_labels.md)"
+)
 BITS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _DELIMITERS = (",", ";", "\t")
 _MAX_BYTES = 2**30

@@ -1,7 +1,7 @@
 """nvJPEG's hardware decoder, called in the library that torchvision has loaded.
 
 torchvision sets the decoder up again for every batch and allocates every image. Here a state stays, and images go where
-the caller says: 11,900 instead of 8,300 img/s beside a training step, in an experiment (docs/input.md).
+the caller says: 11,900 instead of 8,300 img/s beside a training step, in an experiment (docs/why/input.md).
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class MaskData(MaskFields, ImageData):
 
     path: str = not_compared("")
     """Images with a class for every pixel: images/ beside masks/, X.jpg beside X_mask.png, Pascal VOC's folders,
-    Roboflow's export, outlines of COCO or YOLO, or synthetic:classes=4,samples=100,size=128; see docs/data_masks.md."""
+    Roboflow's export, outlines of COCO or YOLO, or synthetic:classes=4,samples=100,size=128; see
+    docs/reference/data_masks.md."""
     source: str = "auto"
     """Kind of data at the path: auto, masks, coco, yolo, synthetic."""
     mask_pattern: str = ""
@@ -42,7 +43,7 @@ class MaskData(MaskFields, ImageData):
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
     cache: Literal["auto", "off", "ram"] = not_compared("auto")
     """ram: keep images and masks decoded in memory once read, and share them between the ranks of a host; auto: only if
-    they take at most half of what is available, and says so; see docs/cache.md."""
+    they take at most half of what is available, and says so; see docs/howto/cache.md."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
     """If an image or its mask is missing or cannot be read: end the run with exit 3, or skip it, count and list it."""
     max_bad_samples: int = not_compared(100)

@@ -34,7 +34,8 @@ class SegmentationData(SegmentationFields, DataConfig):
     """Location of the volumes, and how they become the network's input."""
 
     path: str = not_compared("")
-    """A folder written by `sightline prepare decathlon`, or synthetic:samples=64; see docs/data_volumes.md."""
+    """A folder written by `sightline prepare decathlon`, or synthetic:samples=64; see
+    docs/reference/data_volumes.md."""
     task: Literal["01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "own"] = "01"
     """The Decathlon's task that the data belong to; own: any other data, prepared in the same way."""
     dim: Annotated[int, AtLeast(2), AtMost(3, "2 is slices, 3 is volumes")] = 2

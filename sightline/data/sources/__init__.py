@@ -190,7 +190,8 @@ def wrong_classes(path: str, found: int, declared: int) -> BadData:
     """Return the error of data that have another number of classes than was declared, or than a run was trained on."""
     return BadData(
         f"{path} has {found} classes, the recipe declares {declared}; give the right --data.path, or --data.classes "
-        f"{found} to train on these. To score a test set that lacks some classes see docs/data.md, Scores on other data"
+        f"{found} to train on these. To score a test set that lacks some classes "
+        "see docs/reference/data.md, Scores on other data"
     )
 
 
@@ -377,7 +378,7 @@ _WITH_BOXES = (
 _WITH_MASKS = (
     "images/ with masks/ (or JPEGImages/ with SegmentationClass/), X.jpg with X_mask.png in one folder, a Roboflow "
     "export with _classes.csv, COCO's json files with outlines, YOLO's data.yaml with polygons, or a description with "
-    "`kind: masks` that names folders called otherwise (docs/data_masks.md)"
+    "`kind: masks` that names folders called otherwise (docs/reference/data_masks.md)"
 )
 _VOLUMES = (
     "a folder with plan.json as `sightline prepare decathlon --source DIR --out PREPARED` writes it, or "

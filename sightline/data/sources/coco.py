@@ -45,7 +45,10 @@ _HEAD = 2**16  # bytes of a json file in which one of its lists begins
 _OTHER_TASKS = {"captions", "keypoints", "panoptic", "stuff", "info"}  # in the names of COCO's other files
 _MOST_JSONS = 100  # in one folder; more are files per image, of another format
 _SAMPLED = 16  # names that decide about a folder
-_DESCRIBE = "name both in a description, e.g. `kind: coco`, `train: {images: photos, labels: train.json}`; docs/data.md"
+_DESCRIBE = (
+    "name both in a description, e.g. `kind: coco`, `train: {images: photos, labels: train.json}`; "
+    "docs/reference/data.md"
+)
 Read = Callable[[Path, Path], Annotations]  # (json file, folder of its index)
 
 

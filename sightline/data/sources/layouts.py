@@ -141,7 +141,7 @@ def is_description(path: str) -> bool:
 def read_description(path: str) -> Splits:
     """Read a description; UsageError if it is not one."""
     values = {"val" if key in NAMES["val"][:-1] else key: value for key, value in read_yaml(Path(path)).items()}
-    example = "e.g. `kind: coco`, `train: {images: photos, labels: train.json}`; docs/data.md"
+    example = "e.g. `kind: coco`, `train: {images: photos, labels: train.json}`; docs/reference/data.md"
     if unknown := [str(key) for key in values if key not in _KEYS]:
         raise UsageError(f"{path} has unknown entries {first_of(unknown)}; expected {', '.join(_KEYS)}, {example}")
     kind, classes = values.get("kind"), values.get("classes", [])

@@ -66,7 +66,7 @@ def layout_at(path: str, pattern: str = "") -> Splits:
         return found
     raise BadData(
         f"{path} has no images with masks; expected images/ and masks/, or X.jpg with X_mask.png in one folder (give "
-        "other names with --data.mask-pattern); docs/data_masks.md shows the layouts"
+        "other names with --data.mask-pattern); docs/reference/data_masks.md shows the layouts"
     )
 
 

@@ -372,7 +372,7 @@ def _none_there(parts: Sequence[_Part], searches: bool) -> BadData:
     return BadData(
         f"no image that {tables} lists exists, e.g. {parts[0].table.files[0]}; searched: "
         f"{first_of(list(dict.fromkeys(folders)), _SHOWN)}. Correct the files in the table, or name their folder in a "
-        f"description with `kind: table` (docs/data_labels.md)"
+        f"description with `kind: table` (docs/reference/data_labels.md)"
     )
 
 

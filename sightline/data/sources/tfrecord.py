@@ -128,7 +128,8 @@ def _find_shards(root: Path, split: Split) -> list[Shard]:
     if not found:
         raise BadData(
             f"{root} has no TFRecord files of the {split} split, found there: {layouts.contents(root)}; expected "
-            f"{EXPECTED}. `sightline prepare` makes them (docs/data.md); --data.source auto reads images themselves"
+            f"{EXPECTED}. `sightline prepare` makes them (docs/reference/data.md); "
+            "--data.source auto reads images themselves"
         )
     folder, count = found[0][2].parent, found[0][1]
     for number, other, file in found:

@@ -65,7 +65,7 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
     read = {each: _read(place) for each in SPLITS if (place := getattr(layout, each))}
     here = _read(test) if test else read.get("train" if layout.is_drawn else split)
     if here is None:
-        raise BadData(f"{path} has no {split} split of xml files; docs/data.md shows the layouts")
+        raise BadData(f"{path} has no {split} split of xml files; docs/reference/data.md shows the layouts")
     classes = read.get("train", here).classes
     if unknown := sorted(set(here.classes) - set(classes)):
         raise BadData(

@@ -277,7 +277,7 @@ def layout_at(path: str) -> Splits:
         return _from_yaml(file)
     if layout_found := _pairs(root):
         return layout_found
-    raise BadData(f"{path} has no data.yaml of YOLO and no images/ with labels/*.txt beside it; docs/data.md")
+    raise BadData(f"{path} has no data.yaml of YOLO and no images/ with labels/*.txt beside it; docs/reference/data.md")
 
 
 def _test_of(find: Callable[[], Place]) -> tuple[Place | None, str]:
@@ -351,7 +351,7 @@ def _is_data(values: dict[Any, Any]) -> bool:
 def _from_yaml(file: Path) -> Splits:
     values = read_yaml(file)
     if not _is_data(values):
-        raise UsageError(f"{file} is not YOLO's data.yaml: expected train, val and names; docs/data.md")
+        raise UsageError(f"{file} is not YOLO's data.yaml: expected train, val and names; docs/reference/data.md")
     places = {}
     keys = {split: next((name for name in NAMES[split] if values.get(name)), "") for split in SPLITS}
     for split, key in keys.items():

@@ -1,5 +1,5 @@
 """Trackers that runs are shown in, one file each, as --run.track names them; aside.py holds those that send. A name
-that is not ours is a logger of another installed package. docs/trackers.md."""
+that is not ours is a logger of another installed package. docs/howto/trackers.md."""
 
 from __future__ import annotations
 

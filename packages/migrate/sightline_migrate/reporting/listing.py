@@ -1,4 +1,5 @@
-"""`sightline migrate rules [NAME]`: every name with a rule, its class and its effect; docs/migration_rules.md.
+"""`sightline migrate rules [NAME]`: every name with a rule, its class and its effect;
+docs/reference/migration_rules.md.
 
 Reads the table of rules that the run and the scan use, so that the three cannot disagree.
 """
@@ -30,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(f"{command()} rules", description=what, allow_abbrev=False)
     parser.add_argument("name", metavar="NAME", nargs="?", default="", help="part of a name, e.g. cuda.Stream; all")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--markdown", action="store_true", help=f"print the page of {PAGE}: docs/migration_rules.md")
+    parser.add_argument(
+        "--markdown", action="store_true", help=f"print the page of {PAGE}: docs/reference/migration_rules.md"
+    )
     arguments = parser.parse_args(argv)
     rules = known_rules()
     if arguments.markdown:
