@@ -95,3 +95,22 @@ def test_classes_that_the_network_does_not_know_are_named():
 def test_too_many_probabilities_are_refused():
     with pytest.raises(UsageError, match="10000000 images of 1000 classes take more than 2 GiB"):
         doubts.SeveralLabels(spec_of(1000, True), 10_000_000)
+
+
+def test_exactly_the_usual_confidence_is_enough_to_doubt():
+    """Four samples of one class get one answer; a fifth, of another label, the same: as sure as usual."""
+    label = torch.tensor([0, 0, 0, 0, 1, 1, 1])
+    logits = torch.zeros(7, 2)
+    logits[:5, 0], logits[5:, 1] = 0.5, 0.5
+    collected = doubts.OneLabel(spec_of(2))
+    for predictions, batch in batches(logits, label):
+        collected.update(predictions, batch)
+    assert [(row["index"], row["class"], row["predicted"]) for row in collected.rows()] == [(4, "c1", "c0")]
+    several = doubts.SeveralLabels(spec_of(1, True), 4)
+    # Each of the others is sure with 0.75, which is as much as is ever asked for; one half is no answer.
+    yes = torch.tensor([[3.0], [3.0], [-3.0], [3.0], [0.0]]).log().nan_to_num(0)
+    yes[2] = -torch.tensor(3.0).log()
+    given = torch.tensor([[1], [1], [0], [0], [0]], dtype=torch.uint8)
+    for predictions, batch in batches(yes, given):
+        several.update(predictions, batch)
+    assert [(row["index"], row["class"], row["predicted"]) for row in several.rows()] == [(3, "", "c0")]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.inference.findings import boxes_found, classes_found
+from sightline.inference.findings import boxes_found, classes_found, labels_found
 from sightline.parts import DataSpec, Finding
 
 SPEC = DataSpec(("ant", "bee", "cat"), 3, (8, 8), (0.5,) * 3, (0.2,) * 3)
@@ -62,3 +62,13 @@ class Numbered(DataSpec):
 def test_boxes_carry_the_ids_of_the_data_set():
     found = boxes_found(BOXES, SCORES, LABELS, Numbered(**vars(SPEC) | {"class_ids": (1, 13, 90)}), 9, 0.0)
     assert [[f.class_id for f in each] for each in found] == [[90, 1], [1, 13]]
+
+
+def test_what_has_exactly_the_threshold_is_shown():
+    logits = torch.zeros(1, 2)
+    two = DataSpec(("ant", "bee"), 3, (8, 8), (0.5,) * 3, (0.2,) * 3)
+    for found in (classes_found(logits, two, 9, 0.5), labels_found(logits, two, 9, 0.5)):
+        assert sorted(each.name for each in found[0]) == ["ant", "bee"] and {each.score for each in found[0]} == {0.5}
+    scores = torch.tensor([[0.75, 0.25, 0.0], [0.5, 0.25, 0.125]])
+    found = boxes_found(BOXES.nan_to_num(0), scores, LABELS, SPEC, top=9, threshold=0.25)
+    assert [[each.score for each in row] for row in found] == [[0.75, 0.25], [0.5, 0.25]]

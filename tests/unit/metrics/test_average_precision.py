@@ -143,3 +143,11 @@ def test_nothing_that_could_be_read_is_an_error():
 
 def test_without_a_curve_there_is_no_table():
     assert curve_table([]) == []
+
+
+def test_a_probability_of_exactly_one_half_is_an_answer():
+    logits = torch.tensor([[0.0, -1.0], [0.0, 0.0], [-1.0, -1.0]])
+    labels = torch.tensor([[1, 0], [1, 1], [0, 0]], dtype=torch.uint8)
+    scores = counted(logits, labels, 2).result()
+    assert (scores.values["exact"], scores.values["macro_f1"]) == (1, 1) and scores.worst == []
+    assert [row["recall"] for row in scores.tables["classes"]] == [1, 1]

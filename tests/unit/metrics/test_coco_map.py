@@ -375,3 +375,19 @@ def test_places_without_a_box_are_not_kept(monkeypatch: pytest.MonkeyPatch):
         metric.update(found, given)
     assert sum(map(len, metric._truths)) == sum(len(each.truths) for each in samples)
     assert sum(map(len, metric._detections)) == sum(len(each.found) for each in samples)
+
+
+def test_what_lies_exactly_on_a_border():
+    """An overlap of one half finds an object, and a score of one half is a confident mistake."""
+    truth = {"bbox": [0, 0, 64, 64], "area": 4096, "category_id": 1, "iscrowd": 0}
+    half = {"bbox": [0, 0, 64, 32], "category_id": 1, "score": 0.5}
+    crowd = {**truth, "iscrowd": 1}
+    inside = {"bbox": [32, 0, 64, 64], "category_id": 1, "score": 0.9}  # half of it; COCO counts it nowhere
+    samples = [Sample(128, 128, [truth], [half]), Sample(128, 128, [crowd], [inside])]
+    scores = measured(samples, 1, batch=1).result()
+    assert (scores.values["recall"], scores.values["precision"], scores.values["f1"]) == (1, 1, 1)
+    assert scores.tables["classes"][0]["ap50"] == pytest.approx(1) and scores.values["score_threshold"] == 0.5
+    assert scores.worst == []
+    nothing = [Sample(128, 128, [], [half]), Sample(128, 128, [], [{**half, "score": 0.499}])]
+    worst = measured([*samples, *nothing], 1, batch=2).result().worst
+    assert worst == [{"index": 2, "truths": 0, "missed": 0, "wrong": 1}]

@@ -147,3 +147,12 @@ def test_a_loss_that_is_not_a_number_is_chosen():
     losses[0, 10:] = torch.nan
     chosen = hard_negatives(losses, positive)[0]
     assert losses[0][chosen].isnan().all() and chosen.sum() == 3
+
+
+def test_an_overlap_of_exactly_one_half_is_enough_for_one_lineage_only():
+    """The second anchor overlaps the box by one half; the first is the box, so that it is claimed either way."""
+    anchors = torch.tensor([[0.25, 0.25, 0.5, 0.5], [0.25, 0.125, 0.5, 0.25], [0.75, 0.75, 0.25, 0.25]])
+    boxes, labels = torch.tensor([[[0.0, 0.0, 0.5, 0.5]]]), torch.tensor([[3]])
+    assert iou(boxes, to_corners(anchors))[0, 0].tolist() == [1.0, 0.5, 0.0]
+    for lineage, expected in (("tf", [3, 3, 0]), ("mlperf", [3, 0, 0])):
+        assert match(boxes, labels, anchors, lineage)[0][0].tolist() == expected

@@ -138,3 +138,12 @@ def test_scores_and_boxes_that_are_not_finite():
     boxes[0, 20] = torch.tensor([-torch.inf, -torch.inf, torch.inf, torch.inf])
     _, found, labels = best_boxes(boxes, scores.mT, **PLAIN)
     assert found.isfinite().all() and (labels > 0).any()
+
+
+def test_an_overlap_of_exactly_the_limit_is_dropped_and_a_score_of_exactly_the_threshold_is_left_out():
+    boxes = torch.tensor([[[0.0, 0.0, 0.5, 0.5], [0.0, 0.0, 0.5, 0.25], [0.0, 0.0, 0.5, 0.125]]])
+    scores = torch.tensor([[[0.75], [0.5], [0.25]]])
+    assert suppress(boxes, torch.ones(1, 3, dtype=torch.bool), 0.5).tolist() == [[True, False, True]]
+    for static in (False, True):
+        found = best_boxes(boxes, scores, 0.25, 0.5, 9, 9, static)
+        assert found[1].tolist() == [[0.75, 0, 0]] and found[2].tolist() == [[1, 0, 0]]
