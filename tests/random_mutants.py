@@ -5,12 +5,13 @@
     .venv/bin/python tests/random_mutants.py --below report --number 20   # one folder
 
 The first call traces the default tests once (coverage.py; about ten minutes) to learn which tests run which line. The
-map is kept in .mutants/: changed test files are traced again, of a changed file of the package all tests that ran it
-count; delete the folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its
-line, also in a process that they fork, are run, the most specific first, until one fails or `--limit` seconds of tests
-are used up, as they take on free cores. Of a constant or a field the tests of what reads it are run. What runs only in
-a process that a test starts anew, or kills, counts for no test. The tests that caught a bug are run once more without
-one: those that fail then have caught nothing, and their bugs are tried again.
+map is kept in .mutants/: changed test files are traced again, lines of the package that moved are found again; delete
+the folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its line, also in a
+process that they fork, are run, the most specific first and slow ones last, until one fails or `--limit` seconds of
+tests are used up, as they take on free cores: what none of these notices counts as missed. Of a constant or a field the
+tests of what reads it are run. What runs only in a process that a test starts anew, or kills, counts for no test. The
+tests that caught a bug are run once more without one: those that fail then have caught nothing, and their bugs are
+tried again.
 
 Left out of the rate, with their numbers: bugs of tests/equivalent_mutants.txt, which nobody could notice, and by rule
 what only a GPU shows (a dropped `device=` of a new tensor, `non_blocking=` or `pin_memory=`, a dropped wait for the
@@ -21,27 +22,34 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import contextlib
 import copy
+import difflib
 import functools
+import gc
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
+import py_compile
 import random
 import re
+import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 REPO = Path(__file__).resolve().parents[1]
 GUEST = REPO / "packages" / "migrate"
@@ -85,7 +93,11 @@ DEVICE, TIME = "shows on a GPU only", "changes time or memory alone"
 ASYNCHRONOUS, WAITS = ("non_blocking", "pin_memory"), ("device.synchronize", "torch.cuda.synchronize")
 SLEEP, FREE = "time.sleep", "gc.collect"
 FEW_READERS = 40  # of a name in other files; one that more read, as `path`, is not the same there
-CAUGHT = ("caught", "hung")
+SLOW_S = 4.0  # a test that takes longer comes after all others
+SHARES = 16  # of the tests that caught bugs, run at once without one
+STAGES_S = (2.0, 10.0, float("inf"))  # each a process of its own, which reads only the files of its tests
+WARM = ("pytest", "numpy.ma", "torch._dynamo", "torch.distributed.run", "torchvision.transforms.v2", "PIL.Image")
+CAUGHT, LATE = ("caught", "hung"), "not tried in time"
 OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -107,6 +119,10 @@ class Bug(NamedTuple):
         no place."""
         old, new = (f"{self.before}{text}{self.after}" for text in (self.text, self.instead))
         return " ".join(f"{self.file}: {old} -> {new}".split())
+
+    def is_in(self, edits: set[str]) -> bool:
+        """Return whether it is one of these edits, whose quotes depend on the version of Python."""
+        return self.edit.replace("'", '"') in edits
 
 
 # Bugs
@@ -252,36 +268,31 @@ def drawn(number: int, seed: int, below: str = "") -> list[Bug]:
 
 
 class Map(NamedTuple):
-    """What the default tests run: {file: {line: tests}}, the seconds of each test, and how many lines each runs.
-
-    `changed` are files that were edited since, so that their lines have other numbers.
-    """
+    """What the default tests run: {file: {line: tests}}, the seconds of each test, and how many lines each runs."""
 
     tests: dict[str, dict[int, list[str]]]
     seconds: dict[str, float]
     lines: Counter[str]
-    changed: set[str]
 
 
 def traced(jobs: int) -> Map:
     """Return the map of .mutants/, after tracing the test files that it lacks or that changed."""
     KEPT.mkdir(exist_ok=True)
-    package = {path.relative_to(REPO).as_posix(): _hash([path]) for path in found_in(PACKAGES, "*.py")}
+    package = {path.relative_to(REPO).as_posix(): path.read_text("utf-8") for path in found_in(PACKAGES, "*.py")}
     files = {path.relative_to(REPO).as_posix(): _hash([path]) for path in found_in(TESTS, "test_*.py")}
     stored = KEPT / "map.json"
-    empty = {"package": package, "files": {}, "runs": {}, "seconds": {}}
+    empty: dict[str, Any] = {"package": package, "files": {}, "runs": {}, "seconds": {}}
     known = json.loads(stored.read_text()) if stored.exists() else empty
-    changed = {file for file, digest in package.items() if known["package"].get(file) != digest}
+    known["runs"] = _moved(known["runs"], known["package"], package)
+    known["package"] = package
+    for name in ("runs", "seconds"):
+        known[name] = {test: value for test, value in known[name].items() if test.partition("::")[0] in files}
     stale = [file for file, digest in files.items() if known["files"].get(file) != digest]
     stale = [file for file in stale if not file.startswith("tests/device/")]
     if stale:
         print(f"tracing {len(stale)} test files, to learn which tests run which lines", flush=True)
         for name in ("runs", "seconds"):
-            known[name] = {
-                test: value
-                for test, value in known[name].items()
-                if test.partition("::")[0] in files and test.partition("::")[0] not in stale
-            }
+            known[name] = {test: value for test, value in known[name].items() if test.partition("::")[0] not in stale}
         runs, seconds = _trace(stale, jobs)
         known["runs"] |= runs
         known["seconds"] |= seconds
@@ -294,7 +305,42 @@ def traced(jobs: int) -> Map:
             lines[test] += len(numbers)
             for number in numbers:
                 by_line[file][number].append(test)
-    return Map(by_line, known["seconds"], lines, changed)
+    return Map(by_line, known["seconds"], lines)
+
+
+def _moved(
+    runs: dict[str, dict[str, list[int]]], before: dict[str, str], after: dict[str, str]
+) -> dict[str, dict[str, list[int]]]:
+    """Return what tests run with the numbers that its lines have after an edit; a line in place of others is run by
+    the tests of all of them, one between two by those of the one before."""
+    numbers = {
+        file: _numbers_after(text.splitlines(), after[file].splitlines())
+        for file, text in before.items()
+        if file in after and after[file] != text
+    }
+    return {
+        test: {
+            file: sorted({new for old in ran for new in numbers[file].get(old, ())}) if file in numbers else ran
+            for file, ran in of_test.items()
+        }
+        for test, of_test in runs.items()
+    }
+
+
+def _numbers_after(before: list[str], after: list[str]) -> dict[int, list[int]]:
+    """Return {number of a line before an edit: its numbers after it}, from 1."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for what, first, last, new_first, new_last in difflib.SequenceMatcher(None, before, after, False).get_opcodes():
+        new = list(range(new_first + 1, new_last + 1))
+        if what == "equal":
+            for i, number in enumerate(new):
+                found[first + 1 + i].append(number)
+        elif what == "insert":
+            found[first] += new
+        else:
+            for old in range(first + 1, last + 1):
+                found[old] += new
+    return found
 
 
 def _hash(paths: list[Path]) -> str:
@@ -383,7 +429,7 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     """
     of_file = known.tests.get(bug.file, {})
     running = [test for file, line in _places(bug) for test in known.tests.get(file, {}).get(line, [])]
-    if not running or bug.file in known.changed:  # run in other processes only, or its lines have other numbers
+    if not running:  # run in other processes only
         running = [test for tests in of_file.values() for test in tests] + _naming(bug.file)
     rare: Counter[str] = Counter()
     for tests in of_file.values():
@@ -393,7 +439,10 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     stem = Path(bug.file).stem
     in_turn = dict.fromkeys(test for pair in zip(few, own, strict=True) for test in pair)
     # Whole files last: one of them alone may take longer than the limit.
-    ranked = sorted(in_turn, key=lambda test: ("::" not in test, stem not in test.partition("::")[0]))
+    ranked = sorted(
+        in_turn,
+        key=lambda test: ("::" not in test, known.seconds.get(test, 0) > SLOW_S, stem not in test.partition("::")[0]),
+    )
     if "/kernels/" in bug.file:
         ranked.sort(key=lambda test: test != INTERPRETED)  # no other runs what needs Triton
     chosen, left = [], limit_s
@@ -469,7 +518,9 @@ def _naming(file: str) -> list[str]:
 
 
 def _environ(tree: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(tree), str(tree / "packages" / "migrate")])
+    given = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    places = [str(tree), str(tree / "packages" / "migrate"), *(p for p in given if not Path(p).is_relative_to(REPO))]
+    path = os.pathsep.join(places)
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -480,55 +531,166 @@ class Result(NamedTuple):
     test: str = ""
 
 
-def tried(bug: Bug, tests: list[str], tree: Path, limit_s: float) -> Result:
-    """Write the bug into a copy, run the tests, undo it; return "not run by any test", "survived", or one of CAUGHT."""
-    if not tests:
+def copied(tree: Path) -> None:
+    """Copy what the tests need into a folder, compiled: of a file that a bug changes the digest tells."""
+    for name in ("sightline", "packages", "tests", "docs", "benchmarks", ".ci"):
+        shutil.copytree(REPO / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [*REPO.glob("*.*"), REPO / "Makefile", REPO / "Dockerfile"]:
+        if path.is_file():
+            shutil.copy(path, tree)
+    with contextlib.suppress(FileExistsError):
+        (tree.parent / "shared").symlink_to(REPO.parent / "shared")
+    for package in PACKAGES:
+        by_digest = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(tree / package.relative_to(REPO), quiet=2, invalidation_mode=by_digest)
+
+
+def begin(tree: Path) -> None:
+    """Give this process a copy of the tree, and import what most tests need; its forks have it, too."""
+    global _tree
+    _tree = tree
+    gc.disable()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in WARM:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    runpy.run_path(str(tree / "tests" / "warm.py"))["share_huge_pages"]()
+    # What pytest compiles of the tests stays.
+    _pytest(["--collect-only", *(str(each.relative_to(REPO)) for each in TESTS)], 600, compiles=True)
+
+
+_tree: Path
+
+
+def tried(bug: Bug, stages: list[tuple[list[str], float]], until: float) -> Result:
+    """Write the bug into the copy of this process, run the tests with the seconds that they may take, undo it; return
+    "not run by any test", "survived", or one of CAUGHT; LATE if it is too late to begin."""
+    if time.monotonic() > until:
+        return Result(LATE)
+    if not stages:
         return Result("not run by any test")
-    path = tree / bug.file
+    path = _tree / bug.file
     source = path.read_bytes()
     end = bug.start + len(bug.text.encode())
-    path.write_bytes(source[: bug.start] + bug.instead.encode() + source[end:])
-    try:
-        busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-        code, test = _pytest(tests, tree, (60 + 4 * limit_s) * busy)
-    finally:
-        path.write_bytes(source)
-    if code is None:  # it hangs, which a person would notice
-        return Result("hung")
-    return Result("survived") if code in (0, 5) else Result("caught", test)
+    code: int | None = 0
+    for tests, seconds in stages:
+        path.write_bytes(source[: bug.start] + bug.instead.encode() + source[end:])
+        try:
+            code, test = _pytest(["-x", *tests], seconds)
+        finally:
+            path.write_bytes(source)
+        if code is None:  # it hangs, which a person would notice
+            if _pytest(["-x", *tests], seconds)[0] is not None:
+                return Result("hung")
+        elif test or code not in (0, 1, 4, 5):  # or it crashed
+            return Result("caught", test)
+        elif code == 4 and _pytest(["--collect-only", *tests], seconds)[0] != 4:  # the tests cannot be read any more
+            return Result("caught")
+    return Result("survived")
 
 
-def _pytest(tests: list[str], tree: Path, seconds: float, *words: str) -> tuple[int | None, str]:
-    """Run tests in a copy until one fails; return the exit code, None where they hung, and all that failed."""
-    context = multiprocessing.get_context("forkserver")  # of a process that has torch, which takes seconds to import
-    context.set_forkserver_preload(["pytest", "torch", "torchvision.transforms.v2", "numpy.ma"])
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+def failing(tests: list[str], seconds: float) -> set[str]:
+    """Return those of some tests that fail without a bug; of a file, whether it can be read."""
+    code, failed = _pytest([*(["--collect-only"] if "::" not in tests[0] else []), *tests], seconds)
+    if code in (0, 1, 2, 5):
+        return set(failed.splitlines())
+    if len(tests) == 1:
+        return set(tests)
+    half = len(tests) // 2
+    return failing(tests[:half], seconds) | failing(tests[half:], seconds)
+
+
+def _pytest(words: list[str], seconds: float, compiles: bool = False) -> tuple[int | None, str]:
+    """Run tests in a fork; return the exit code, None where they hung, and all that failed."""
+    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**33 else None
+    with tempfile.TemporaryDirectory(prefix="mutants-", dir=memory, ignore_cleanup_errors=True) as folder:
         said = Path(folder, "failed")
-        process = context.Process(target=_run_pytest, args=([*(words or ["-x"]), *tests], tree, said))
-        process.start()
-        process.join(seconds)
-        code = process.exitcode
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.join()
+        child = os.fork()
+        if not child:
+            os.environ.update(TMPDIR=folder, PYTEST_DEBUG_TEMPROOT=folder)
+            tempfile.tempdir = None
+            _run_pytest(words, said, compiles)
+        with contextlib.suppress(OSError):
+            os.setpgid(child, child)
+        until, code = time.monotonic() + seconds * busy, None
+        while code is None and time.monotonic() < until:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if ended else None
+            time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        if code is None:
+            os.waitpid(child, 0)
         return code, said.read_text("utf-8") if said.exists() else ""
 
 
-def _run_pytest(words: list[str], tree: Path, failed: Path) -> None:
-    """As `python -m pytest WORDS` in a copy of the tree, in a process group of its own; write down what failed."""
-    os.setpgid(0, 0)
-    os.chdir(tree)
-    os.environ.update(_environ(tree))
-    sys.dont_write_bytecode = True
-    sys.path[:] = [str(tree), *(place for place in sys.path if not Path(place or ".").resolve().is_relative_to(REPO))]
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(nothing, stream)
-    import pytest
+def _run_pytest(words: list[str], failed: Path, compiles: bool) -> None:
+    """As `python -m pytest WORDS` in the copy, in a process group of its own; write down what failed."""
+    code = 3
+    try:
+        os.setpgid(0, 0)
+        os.chdir(_tree)
+        os.environ.update(_environ(_tree))
+        sys.dont_write_bytecode = not compiles
+        libraries = sysconfig.get_paths()["purelib"]
+        others = [place for place in sys.path if not Path(place or ".").resolve().is_relative_to(REPO)]
+        sys.path[:] = [str(_tree / "tests"), str(_tree), *others, libraries]
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nothing, stream)
+        sys.stdout, sys.stderr = (open(stream, "w", encoding="utf-8", closefd=False) for stream in (1, 2))  # noqa: SIM115
+        import pytest
+        import warm  # type: ignore[import-not-found]
 
-    words = ["-q", "--no-header", "-p", "no:cacheprovider", *words]
-    code = pytest.main(words, plugins=[_Failures(failed)])
-    os._exit(code)
+        warm.share_huge_pages = lambda: None  # done once, by begin()
+        warm._start_listening = functools.partial(_listen, _spare(), warm._start_listening)
+        words = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *words]
+        code = pytest.main(words, plugins=[_Failures(failed)])
+    finally:
+        os._exit(code)
+
+
+def _spare() -> socket.socket:
+    """Fork a process that becomes tests/forker.py when it is asked: it has imported torch, which takes seconds."""
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        return ours
+    ours.close()
+    said, descriptors, *_ = socket.recv_fds(theirs, 1 << 20, 2)
+    if said:
+        script, environ = json.loads(said)
+        os.environ.clear()
+        os.environ.update(environ)
+        stdin, listener = descriptors
+        os.dup2(stdin, 0)
+        os.close(stdin)
+        os.set_inheritable(listener, True)
+        sys.path[0] = str(Path(script).parent)
+        sys.path.insert(2, str(_tree / "packages" / "migrate"))
+        sys.argv = [script, str(listener)]
+        sys.modules.pop("warm", None)  # of this environment
+        runpy.run_path(script, run_name="__main__")
+    os._exit(0)
+
+
+def _listen(
+    spare: socket.socket, cold: Callable[..., None], script: Path, environ: Mapping[str, str], place: Path
+) -> None:
+    """As warm._start_listening, in the spare process if it is the script that this one is for."""
+    if script.parent.name != "tests":
+        cold(script, environ, place)
+        return
+    listener = socket.socket(socket.AF_UNIX)
+    place.unlink(missing_ok=True)
+    listener.bind(str(place))
+    listener.listen()
+    stdin, _ = os.pipe()  # the other end stays open until this process ends
+    socket.send_fds(spare, [json.dumps([str(script), dict(environ)]).encode()], [stdin, listener.fileno()])
+    os.close(stdin)
+    listener.close()
 
 
 class _Failures:
@@ -549,6 +711,19 @@ class _Failures:
                 out.write(f"{report.nodeid}\n")  # type: ignore[attr-defined]
 
 
+def in_stages(tests: list[str], known: Map) -> list[tuple[list[str], float]]:
+    """Return (tests, seconds after which they hang), to be run one after the other."""
+    stages, used, left = [], 0.0, list(STAGES_S)
+    for test in tests:
+        taken = known.seconds.get(test, 0.01)
+        if not stages or (used + taken > left[0] and stages[-1][0]):
+            left = left[bool(stages) :]
+            stages.append(([], 60.0))
+        used += taken
+        stages[-1] = ([*stages[-1][0], test], stages[-1][1] + 10 * taken)
+    return stages
+
+
 def main() -> int:
     """Draw, try, and report; return 1 where fewer than nine in ten are caught."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -559,6 +734,7 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=60.0, help="seconds of tests for one bug, as they take when traced on free cores"
     )
+    parser.add_argument("--within", type=float, default=1e9, help="seconds after which no more bugs are tried")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of this draw")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the bugs that are caught, too")
     arguments = parser.parse_args()
@@ -566,61 +742,54 @@ def main() -> int:
     if arguments.only:
         bugs = [(i, bug) for i, bug in bugs if i in arguments.only]
     known = traced(arguments.jobs)
-    equivalent = set((REPO / EQUIVALENT.split()[-1]).read_text("utf-8").splitlines())
+    equivalent = set((REPO / EQUIVALENT.split()[-1]).read_text("utf-8").replace("'", '"').splitlines())
     began = time.monotonic()
-    results: dict[int, Result] = {}
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, ThreadPoolExecutor(arguments.jobs) as pool:
-        trees: SimpleQueue[Path] = SimpleQueue()
-        for job in range(arguments.jobs):
-            tree = Path(folder, str(job), "sightline")
-            for name in ("sightline", "packages", "tests", "docs", "benchmarks", ".ci"):
-                shutil.copytree(REPO / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            for path in [*REPO.glob("*.*"), REPO / "Makefile", REPO / "Dockerfile"]:
-                if path.is_file():
-                    shutil.copy(path, tree)
-            with contextlib.suppress(FileExistsError):
-                (tree.parent / "shared").symlink_to(REPO.parent / "shared")
-            trees.put(tree)
-
-        def one(numbered: tuple[int, Bug]) -> None:
-            i, bug = numbered
-            if bug.left_out or bug.edit in equivalent:
-                results[i] = Result(bug.left_out or EQUIVALENT)
-                return
-            tests = [test for test in chosen_tests(bug, known, arguments.limit) if test not in failing]
-            tree = trees.get()
-            try:
-                results[i] = tried(bug, tests, tree, arguments.limit)
-            finally:
-                trees.put(tree)
-            if results[i].what not in CAUGHT or arguments.verbose:
-                told = f"{results[i].what}: #{i}, line {bug.line}: {bug.edit} {results[i].test.strip()}"
-                print(f"{len(results):4} {told}", flush=True)
-
-        failing: set[str] = set()  # without a bug, too
-        left = bugs
+    results = {i: Result(bug.left_out or EQUIVALENT) for i, bug in bugs if bug.left_out or bug.is_in(equivalent)}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, _pool(Path(folder), arguments.jobs) as pool:
+        broken: set[str] = set()  # fail without a bug, too
+        left, until = [(i, bug) for i, bug in bugs if i not in results], began + arguments.within
         while left:
-            list(pool.map(one, left))
-            failed = {test for result in results.values() for test in result.test.splitlines()}
-            new = _failing(sorted(failed - failing), trees, known) - failing
-            failing |= new
+            trials = {}
+            for i, bug in left:
+                tests = [test for test in chosen_tests(bug, known, arguments.limit) if test not in broken]
+                trials[pool.submit(tried, bug, in_stages(tests, known), until)] = i, bug
+            for trial in as_completed(trials):
+                i, bug = trials[trial]
+                results[i] = trial.result()
+                if results[i].what not in (*CAUGHT, LATE) or arguments.verbose:
+                    told = f"{results[i].what}: #{i}, line {bug.line}: {bug.edit} {results[i].test.strip()}"
+                    print(f"{len(results):4} {time.monotonic() - began:5.0f} s  {told}", flush=True)
+            if not broken:  # those that come too late are the last of the draw; later ones that do are missed
+                bugs = [(i, bug) for i, bug in bugs if results[i].what != LATE]
+            shares = _shares({test for each in results.values() for test in each.test.splitlines()} - broken, known)
+            new = set().union(*pool.map(failing, [tests for tests, _ in shares], [seconds for _, seconds in shares]))
+            broken |= new
             left = [(i, bug) for i, bug in left if new & set(results[i].test.splitlines())]
+            until += arguments.within / 2
             if new:
                 print(f"tried again without tests that fail without a bug: {', '.join(sorted(new))}", flush=True)
     print(_table([(bug, results[i].what) for i, bug in bugs], time.monotonic() - began))
-    counted = [result.what for result in results.values() if not _is_left_out(result.what)]
+    print(f"{sum(os.times()[2:4]):.0f} s of cores")
+    counted = [results[i].what for i, _ in bugs if not _is_left_out(results[i].what)]
     return int(sum(what not in CAUGHT for what in counted) > len(counted) / 10)
 
 
-def _failing(tests: list[str], trees: SimpleQueue[Path], known: Map) -> set[str]:
-    """Return those of the tests that caught bugs which fail, each by itself, in a copy without a bug."""
-    tree = trees.get()
-    try:
-        limit_s = 600 + 10 * sum(known.seconds.get(test, 1) for test in tests)
-        _, failed = _pytest(tests, tree, limit_s, "-p", "no:randomly") if tests else (0, "")
-    finally:
-        trees.put(tree)
-    return set(failed.splitlines())
+def _pool(folder: Path, jobs: int) -> ProcessPoolExecutor:
+    """Return processes with a copy of the tree each."""
+    context = multiprocessing.get_context("fork")
+    trees = context.SimpleQueue()
+    for job in range(jobs):
+        copied(folder / str(job) / "sightline")
+        trees.put(folder / str(job) / "sightline")
+    return ProcessPoolExecutor(jobs, context, lambda: begin(trees.get()))
+
+
+def _shares(tests: set[str], known: Map) -> list[tuple[list[str], float]]:
+    """Return (tests, seconds after which they hang): files that could not be read, and shares of others."""
+    files = sorted(test for test in tests if "::" not in test)
+    others = sorted(tests - set(files))
+    parts = [part for part in (files, *(others[i::SHARES] for i in range(SHARES))) if part]
+    return [(part, 120 + 10 * sum(known.seconds.get(test, 1) for test in part)) for part in parts]
 
 
 def _is_left_out(what: str) -> bool:
