@@ -5,8 +5,8 @@
     .venv/bin/python tests/random_mutants.py --below report --number 20   # one folder
 
 The first call traces the default tests once (coverage.py; about ten minutes) to learn which tests run which line. The
-map is kept in .mutants/: changed test files are traced again, lines of the package that moved are found again; delete
-the folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its line, also in a
+map is kept in .mutants/: changed tests are traced again, lines of the package that moved are found again; delete the
+folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its line, also in a
 process that they fork, are run, the most specific first and slow ones last, until one fails or `--limit` seconds of
 tests are used up, as they take on free cores: what none of these notices counts as missed. Of a constant or a field the
 tests of what reads it are run. What runs only in a process that a test starts anew, or kills, counts for no test. The
@@ -279,24 +279,23 @@ def traced(jobs: int) -> Map:
     """Return the map of .mutants/, after tracing the test files that it lacks or that changed."""
     KEPT.mkdir(exist_ok=True)
     package = {path.relative_to(REPO).as_posix(): path.read_text("utf-8") for path in found_in(PACKAGES, "*.py")}
-    files = {path.relative_to(REPO).as_posix(): _hash([path]) for path in found_in(TESTS, "test_*.py")}
+    digests = {test: digest for path in found_in(TESTS, "test_*.py") for test, digest in _digests(path).items()}
+    digests = {test: digest for test, digest in digests.items() if not test.startswith("tests/device/")}
     stored = KEPT / "map.json"
-    empty: dict[str, Any] = {"package": package, "files": {}, "runs": {}, "seconds": {}}
+    empty: dict[str, Any] = {"package": package, "tests": {}, "runs": {}, "seconds": {}}
     known = json.loads(stored.read_text()) if stored.exists() else empty
     known["runs"] = _moved(known["runs"], known["package"], package)
     known["package"] = package
+    stale = [test for test, digest in digests.items() if known["tests"].get(test) != digest]
+    lasting = {file for test in digests for file in (test.partition("::")[0], test)} - set(stale)
     for name in ("runs", "seconds"):
-        known[name] = {test: value for test, value in known[name].items() if test.partition("::")[0] in files}
-    stale = [file for file, digest in files.items() if known["files"].get(file) != digest]
-    stale = [file for file in stale if not file.startswith("tests/device/")]
+        known[name] = {test: value for test, value in known[name].items() if _function(test) in lasting}
     if stale:
-        print(f"tracing {len(stale)} test files, to learn which tests run which lines", flush=True)
-        for name in ("runs", "seconds"):
-            known[name] = {test: value for test, value in known[name].items() if test.partition("::")[0] not in stale}
+        print(f"tracing {len(stale)} tests, to learn which lines they run", flush=True)
         runs, seconds = _trace(stale, jobs)
-        known["runs"] |= runs
+        known["runs"] = runs | known["runs"]
         known["seconds"] |= seconds
-        known["files"] |= {file: files[file] for file in stale}
+        known["tests"] = digests
         stored.write_text(json.dumps(known))
     by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     lines: Counter[str] = Counter()
@@ -343,18 +342,31 @@ def _numbers_after(before: list[str], after: list[str]) -> dict[int, list[int]]:
     return found
 
 
-def _hash(paths: list[Path]) -> str:
-    return hashlib.sha256(b"\0".join(str(p.relative_to(REPO)).encode() + p.read_bytes() for p in paths)).hexdigest()
+def _digests(path: Path) -> dict[str, str]:
+    """Return a digest of each function and class of a test file that holds tests."""
+    file, source = path.relative_to(REPO).as_posix(), path.read_text("utf-8")
+    lines, found = source.splitlines(), {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[:4].lower() == "test":
+            first = min(each.lineno for each in (node, *node.decorator_list))
+            text = "\n".join(lines[first - 1 : node.end_lineno])
+            found[f"{file}::{node.name}"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return found
 
 
-def _trace(files: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]], dict[str, float]]:
-    """Run test files under coverage.py. What a fixture runs counts for its whole file, under the name of the file."""
+def _function(test: str) -> str:
+    """Return the file and the function, or class, of a test."""
+    return "::".join(test.partition("[")[0].split("::")[:2])
+
+
+def _trace(tests: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]], dict[str, float]]:
+    """Run tests under coverage.py. What a fixture runs counts for its whole file, under the name of the file."""
     import coverage
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         environ = _environ(REPO) | {"MUTANTS_TRACE": folder}
         words = ["-q", "-n", str(jobs), "--dist", "worksteal", "-p", "random_mutants", "--no-header", "--durations=0"]
-        words += ["-p", "no:cacheprovider", "-vv", *files]
+        words += ["-p", "no:cacheprovider", "-vv", *tests]
         environ["PYTHONPATH"] = os.pathsep.join([str(REPO / "tests"), environ["PYTHONPATH"]])
         with (KEPT / "trace.log").open("w") as log:
             command, loads = [sys.executable, "-m", "pytest", *words], []

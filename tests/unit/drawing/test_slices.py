@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from sightline.drawing.slices import TILE, Look, contact_sheet, outline_colour, outlined_image, shown_slices
+from sightline.drawing.slices import TILE, Look, contact_sheet, outline_colour, outlined, outlined_image, shown_slices
 
 CLASSES = ("background", "one", "two")
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])  # as scanners store it: rows begin at the front, columns at the right
@@ -200,3 +200,14 @@ def test_empty_borders_are_cut_off_but_for_two_voxels():
     drawn = np.asarray(contact_sheet(Look("case", image, (1.0, 1.0, 1.0), LPS, CLASSES, mask)))
     tile = np.flatnonzero((drawn[6 : 6 + TILE] != drawn[2, 2]).any(-1).any(0))
     assert tile[-1] - tile[0] + 1 == round(14 * TILE / 24)  # 24 rows and 14 columns are left
+
+
+def test_a_voxel_is_round_in_a_larger_picture_and_does_not_melt_away_in_a_smaller_one():
+    one = np.zeros((4, 4), np.uint8)
+    one[1, 1] = 1  # pixels 32 to 63 of 128
+    large = outlined(Image.new("RGB", (128, 128), (90, 90, 90)), one, None)
+    assert share_of(large, outline_colour(1)) > 60
+    assert not any(share_of(large, outline_colour(1), (x, y, x + 4, y + 4)) for x in (32, 60) for y in (32, 60))
+    third = (np.random.default_rng(0).random((1280, 1280)) < 0.3).astype(np.uint8)
+    small = outlined(Image.new("RGB", (128, 128), (90, 90, 90)), third, None)
+    assert share_of(small, outline_colour(1)) > 60  # the mean of a pixel has none of it

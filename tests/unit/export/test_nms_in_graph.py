@@ -79,3 +79,14 @@ def test_onnxruntime_chooses_the_same(choice: tuple):
         found = session.run(None, dict(zip(names, map(np.asarray, given), strict=True)))
         for ours, wanted in zip(found, best_boxes(*given, *choice), strict=True):
             np.testing.assert_array_equal(ours, wanted.numpy())
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_what_a_compiler_is_told_of_the_result_is_true(choice: tuple):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    given = crowded(2)
+    with FakeTensorMode() as mode:
+        told = nms_in_graph.best_boxes_in_graph(*(mode.from_tensor(each) for each in given), *choice)
+    found = best_boxes(*given, *choice)
+    assert [(each.shape, each.dtype) for each in told] == [(each.shape, each.dtype) for each in found]

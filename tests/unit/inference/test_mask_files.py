@@ -92,3 +92,18 @@ def test_a_file_that_changed_meanwhile_is_listed(tmp_path: Path):
     empty = {"logits": torch.zeros(1, 2, 6, 8), "classes": torch.zeros(1, 6, 8, dtype=torch.uint8)}
     reporter.add(["a.png"], empty, {"extent": torch.tensor([[6, 8]])})
     assert "has changed" in reporter.write({})["unreadable"][0]["reason"]
+
+
+def test_the_screen_names_the_five_classes_with_most_pixels(tmp_path: Path):
+    classes = tuple("abcdefg")
+    spec = DataSpec(classes, 3, (16, 16), (0.5,) * 3, (0.2,) * 3, tuple(range(7)))
+    Image.fromarray(np.zeros((1, 28, 3), np.uint8)).save(tmp_path / "x.png")
+    said: list[str] = []
+    job = PredictJob(tmp_path / "out", {"x.png": tmp_path / "x.png"}, spec, PredictOptions(draws=False), said.append)
+    reporter = MaskPredictions(job)
+    mask = torch.repeat_interleave(torch.arange(7), torch.arange(7, 0, -1))[None, None].to(
+        torch.uint8
+    )  # 7 of a, 6 of b
+    reporter.add(["x.png"], {"classes": mask}, {"extent": torch.tensor([[1, 28]])})
+    shares = [f"{name} {100 * (7 - place) / 28:.2f} %" for place, name in enumerate("abcde")]
+    assert said == ["  ".join(["x.png", "28x1", *shares])]

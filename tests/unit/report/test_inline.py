@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from sightline.parts import DataSpec, Prediction
+from sightline.report import inline as _shows_results  # noqa: F401  # as api does
 from sightline.results import (
     Classification,
     Detection,

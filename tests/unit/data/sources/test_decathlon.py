@@ -286,3 +286,27 @@ def test_cases_of_a_fold_are_counted(prepared):
     assert describe_found(str(prepared), 1, count + 1) == f"volumes: 3 classes, {count} cases, task {plan.task}"
     write_plan(prepared, dataclasses.replace(plan, task="own"))
     assert found_fields(str(prepared)) == {"task": "own"}
+
+
+# Of configs.py of NVIDIA's nnU-Net (DeepLearningExamples): patch and spacing of slices, of volumes, and CT's lowest and
+# highest value, mean and deviation. Spacings of equal sides are written once.
+PUBLISHED = """
+01 | 192 160 | 1 1 | 128 128 128 | 1 1 1 |
+02 | 320 256 | 1.25 1.25 | 80 192 160 | 1.37 1.25 1.25 |
+03 | 512 512 | 0.7676 0.7676 | 128 128 128 | 1 0.7676 0.7676 | -17 201 99.4 39.36
+04 | 56 40 | 1 1 | 40 56 40 | 1 1 1 |
+05 | 320 320 | 0.62 0.62 | 20 320 256 | 3.6 0.62 0.62 |
+06 | 512 512 | 0.79 0.79 | 80 192 160 | 1.24 0.79 0.79 | -1024 325 -158.58 324.7
+07 | 512 512 | 0.8 0.8 | 40 224 224 | 2.5 0.8 0.8 | -96 215 77.9 75.4
+08 | 512 512 | 0.8 0.8 | 64 192 192 | 1.5 0.8 0.8 | -3 243 104.37 52.62
+09 | 512 512 | 0.79 0.79 | 64 192 160 | 1.6 0.79 0.79 | -41 176 99.29 39.47
+10 | 512 512 | 0.78 0.78 | 56 192 160 | 3 0.78 0.78 | -30 165.82 62.18 32.65
+"""
+
+
+@pytest.mark.parametrize("line", PUBLISHED.strip().splitlines(), ids=lambda line: line[:2])
+def test_patches_spacings_and_ct_numbers_are_the_published_ones(line: str):
+    _, *numbers = (tuple(float(each) for each in cell.split()) for cell in line.split("|"))
+    task = TASKS[line[:2]]
+    ct = () if task.ct is None else (task.ct.low, task.ct.high, task.ct.mean, task.ct.std)
+    assert (task.flat.size, task.flat.spacing, task.deep.size, task.deep.spacing, ct) == tuple(numbers)

@@ -336,3 +336,18 @@ def test_files_that_do_not_exist_are_listed_and_the_fingerprint_sees_all_else(da
     (data / "gone").rename(data / whole.name(0))
     write(data / "labels.csv", rows)
     assert both(data)["train"].fingerprint != whole.fingerprint
+
+
+@pytest.mark.parametrize("folder", ["archive", "archive/photos"])
+def test_images_may_lie_one_or_two_folders_deeper_than_the_table(data: Path, folder: str):
+    """Of up to eight folders, as archives are unpacked; the table names the files alone."""
+    for name in ("archive", *"bcdefgh"):
+        (data / name).mkdir()
+    (data / folder).mkdir(exist_ok=True)
+    for name in FILES:
+        (data / name).rename(data / folder / name)
+    write(data / "labels.csv", ROWS)
+    assert len(listed(both(data)["train"])) == 8
+    (data / "ninth").mkdir()  # too many to look into
+    with pytest.raises(BadData):
+        both(data)
