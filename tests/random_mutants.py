@@ -567,7 +567,6 @@ def begin(tree: Path) -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    runpy.run_path(str(tree / "tests" / "warm.py"))["share_huge_pages"]()
     # What pytest compiles of the tests stays.
     _pytest(["--collect-only", *(str(each.relative_to(REPO)) for each in TESTS)], 600, compiles=True)
 
@@ -656,7 +655,7 @@ def _run_pytest(words: list[str], failed: Path, compiles: bool) -> None:
         import pytest
         import warm  # type: ignore[import-not-found]
 
-        warm.share_huge_pages = lambda: None  # done once, by begin()
+        vars(warm)["share_huge_pages"] = lambda: None  # they are shared with begin()
         warm._start_listening = functools.partial(_listen, _spare(), warm._start_listening)
         words = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *words]
         code = pytest.main(words, plugins=[_Failures(failed)])
