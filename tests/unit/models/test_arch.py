@@ -123,6 +123,10 @@ def test_a_replaced_head_is_as_small_as_torch_draws_it(tmp_path):
             heads.append(model.classifier[-1].weight.detach())
         assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
         assert 0.95 < heads[0].abs().max() * features**0.5 <= 1
+        torch.manual_seed(1)
+        plain = torchvision.models.get_model(arch, num_classes=3)
+        drawn = torch.empty_like(heads[0]).uniform_(-(features**-0.5), features**-0.5)
+        assert torch.equal(heads[0], drawn) and plain  # nothing else was drawn again
         torch.nn.init.constant_(model.classifier[-1].weight, torch.nan)  # as `evaluate RECIPE --weights` looks for it
         ArchConfig(arch=arch, weights=str(file)).load_weights(model)
         assert model.classifier[-1].weight.isnan().all()
