@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from together import together
 
 from sightline.errors import UsageError
 from sightline.legacy import line, start
@@ -33,7 +32,7 @@ def test_words_are_those_of_a_shell(text: str, words: list[str]):
     assert split(text, VARIABLES) == words
 
 
-@together(
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("train.py $(whoami)", "`$(`"),

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-from together import together
 
 from sightline.errors import BadData, UsageError
 from sightline.legacy import command, oplists, unet_files
@@ -14,7 +13,7 @@ from sightline.legacy.start import Start
 from sightline.legacy.translate import translate
 
 
-@together(
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("imagenet_main.py -rs 19", "--resnet_size 19: the script knows 18, 34, 50, 101, 152 and 200"),
@@ -47,7 +46,7 @@ def test_a_line_that_cannot_be_is_refused(text: str, named: str):
     assert named in str(error.value)
 
 
-@together(
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--device"], "--device needs a value"),
@@ -89,7 +88,7 @@ def test_a_file_of_lines_is_no_larger_than_a_readme(tmp_path: Path):
         command._run_file(options, print, lambda *words: None, {})
 
 
-@together(
+@pytest.mark.parametrize(
     ("path", "results", "found"),
     [
         (None, "/r", ("/r", "best")),

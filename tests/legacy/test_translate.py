@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from together import together
 
 from sightline import config
 from sightline.errors import UsageError
@@ -149,7 +148,7 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         words("ssd.py", start=of_environment(environ))
 
 
-@together(
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("torchvision/train.py --amp", "--train.precision fp16"),
@@ -277,7 +276,7 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
     assert expected in found
 
 
-@together(
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         (
@@ -372,7 +371,7 @@ def fields(found: list[str]) -> dict[str, list[str]]:
     return values
 
 
-@together(
+@pytest.mark.parametrize(
     ("script", "flags", "expected"),
     [
         (
@@ -503,7 +502,7 @@ def test_the_smallest_numbers_are_accepted(text: str):
     assert words(text)
 
 
-@together(
+@pytest.mark.parametrize(
     ("text", "named"),
     [
         ("scripts/train.py --task 01 --dim 2", "scripts/train.py needs --gpus, --fold"),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from together import together
 
 # As NVIDIA/apex declares them, but for the rate of FusedSGD, which apex has no default for.
 DECLARED = {
@@ -128,7 +127,7 @@ def started(on_cpu: Callable[..., Any]) -> None:
     on_cpu(amp="keep")
 
 
-@together("name", DECLARED)
+@pytest.mark.parametrize("name", DECLARED)
 def test_defaults_are_those_of_apex(started: None, name: str):
     module, _, last = f"apex.{name}".rpartition(".")
     kind = getattr(importlib.import_module(module), last)

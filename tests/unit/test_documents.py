@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from together import together
 
 from sightline import config, recipes
 from sightline.config import Run
@@ -16,7 +15,7 @@ MOST_IN_A_CELL = 120
 FLAG = re.compile(r"--((?:model|data|task|optimizer|schedule|train|run)\.[a-z0-9-]+)")
 
 
-@together("document", DOCUMENTS)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_flag_is_one(document: Path):
     known = {
         key.replace("_", "-") for name in recipes.names() for key in store.leaves(recipes.find(name).recipe(), Run())
@@ -36,12 +35,12 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.findall(r"(?:\\.|[^|])+", line.rstrip())] if line.startswith("|") else []
 
 
-@together("document", DOCUMENTS)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_no_table_cell_is_a_paragraph(document: Path):
     assert [cell for line in outside_fences(document) for cell in cells(line) if len(cell) > MOST_IN_A_CELL] == []
 
 
-@together("document", DOCUMENTS)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_row_of_a_table_has_the_cells_of_its_head(document: Path):
     wrong, width = [], 0
     for line in outside_fences(document):
@@ -51,7 +50,7 @@ def test_every_row_of_a_table_has_the_cells_of_its_head(document: Path):
     assert wrong == []
 
 
-@together("document", DOCUMENTS)
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_link_to_a_file_leads_to_one(document: Path):
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", "\n".join(outside_fences(document)))
     local = [target for target in targets if "://" not in target]

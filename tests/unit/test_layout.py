@@ -15,7 +15,6 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
-from together import together
 
 REPO = Path(__file__).resolve().parents[2]
 PACKAGE = REPO / "sightline"
@@ -461,7 +460,7 @@ def test_rule_holds(rule: Rule):
     assert not offences, "\n" + "\n".join(offences)
 
 
-@together(("rule", "path", "source"), [(rule, *case) for rule, cases in RULES.items() for case in cases])
+@pytest.mark.parametrize(("rule", "path", "source"), [(rule, *case) for rule, cases in RULES.items() for case in cases])
 def test_rule_refuses(rule: Rule, path: str, source: str):
     assert list(rule(Module(path, source)))
 

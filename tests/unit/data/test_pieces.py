@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from together import together
 
 from sightline.data.writing import pieces
 from sightline.data.writing.pieces import Journal, Written
@@ -116,7 +115,7 @@ def test_what_a_killed_start_left_is_kept_and_the_rest_is_written(tmp_path: Path
     assert not (out / ".val-0.txt.part-77").exists()
 
 
-@together("note", ["", "{", "[]", '{"files": 3}', '{"files": [["train-0.txt", "24"]]}', '{"lines": 3}'])
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"files": 3}', '{"files": [["train-0.txt", "24"]]}', '{"lines": 3}'])
 def test_a_note_that_is_none_counts_for_nothing(tmp_path: Path, note: str):
     out = tmp_path / str(abs(hash(note)))
     with pytest.raises(KeyboardInterrupt):
@@ -125,7 +124,7 @@ def test_a_note_that_is_none_counts_for_nothing(tmp_path: Path, note: str):
     assert write(Lines(out))[1][0] == ("writing train", 0, 5)
 
 
-@together(
+@pytest.mark.parametrize(
     ("options", "reported"),
     [
         ({"seed": 4, "forms": {"a": 1}}, "was begun with seed=3, now it is 4; choose another --out, or delete"),

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from pycocotools import mask as coco_mask
-from together import together
 
 from sightline.data.augment.fields import MaskFields
 from sightline.data.decode import decode_channels, read_header
@@ -28,7 +27,7 @@ def table(folder: Path, name: str, text: str) -> class_table.ClassTable | None:
     return class_table.read_table(folder / name)
 
 
-@together(
+@pytest.mark.parametrize(
     ("name", "text", "reported"),
     [
         ("classes.csv", "name,r,g,b\nroad,1,2,3\ncar,1,2,3\n", "gives #010203 to 'road' and to 'car'"),
@@ -53,7 +52,7 @@ def test_tables_are_read_as_they_are_written(tmp_path: Path):
 # Images of other channels and depths than most
 
 
-@together(
+@pytest.mark.parametrize(
     ("mode", "form", "channels", "bits"),
     [
         ("RGB", "JPEG", 3, 8),
@@ -107,7 +106,7 @@ def letters(counts: list[int]) -> str:
     return coco_mask.encode(np.asfortranarray(flat.reshape(height, 1)))["counts"].decode()
 
 
-@together("counts", [[3, 2, 1], [0, 5], [40, 70, 3, 900, 2, 1, 1, 1], [1, 33_000, 5, 2, 33_000, 1], [7]])
+@pytest.mark.parametrize("counts", [[3, 2, 1], [0, 5], [40, 70, 3, 900, 2, 1, 1, 1], [1, 33_000, 5, 2, 33_000, 1], [7]])
 def test_compressed_run_lengths_are_those_of_pycocotools(counts: list[int]):
     height = sum(counts)
     expected = np.concatenate([np.full(count, i % 2, np.uint8) for i, count in enumerate(counts)])
@@ -116,7 +115,7 @@ def test_compressed_run_lengths_are_those_of_pycocotools(counts: list[int]):
         assert found.ravel().tolist() == expected.tolist()
 
 
-@together(
+@pytest.mark.parametrize(
     ("outline", "reported"),
     [
         ({"size": [2, 2], "counts": [3, 2]}, "run lengths of 5 pixels in an image of 4"),
@@ -234,7 +233,7 @@ def test_records_of_boxes_that_change_under_a_run_are_bad_samples(drawn_boxes: P
 # Fields
 
 
-@together(
+@pytest.mark.parametrize(
     ("fields", "reported"),
     [
         ({"scale": (2.0, 0.5)}, "data.scale=\\(2.0, 0.5\\) must be two numbers, the smaller one first"),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from together import together
 
 from sightline import config
 from sightline.data.loading.loader import worker_count
@@ -53,8 +52,8 @@ HOSTS = {
 }
 
 
-@together("name", HOSTS)
-@together("mode", MODES)
+@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("mode", MODES)
 def test_everybody_has_cpus_and_unique_ones_are_nobody_elses(name: str, mode: str):
     topology = HOSTS[name]
     for ranks in range(1, 10):

@@ -6,7 +6,6 @@ import re
 
 import pytest
 from rich.console import Console
-from together import together
 
 from sightline.runs.log import RunLog
 from sightline.runs.screen import LiveLine, RunSize, Screen, as_score, as_speed, as_words
@@ -61,7 +60,7 @@ def test_fifty_columns_still_show_how_far_it_is():
     assert not re.search("GB|wait|lr ", text)
 
 
-@together("width", [*range(1, 50), 79, 81, 120])
+@pytest.mark.parametrize("width", [*range(1, 50), 79, 81, 120])
 def test_it_never_wraps(width: int):
     for line in ({}, LINE, LARGE):
         text = drawn(width, line)

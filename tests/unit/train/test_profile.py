@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from together import together
 from torch import nn
 
 from sightline import config
@@ -110,7 +109,7 @@ NAMES = {
 }
 
 
-@together(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
 def test_kernels_are_classified_by_name(kind, name):
     assert kind_of(name) == kind
 

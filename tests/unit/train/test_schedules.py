@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from together import together
 
 from sightline import recipes
 from sightline.errors import UsageError
@@ -76,8 +75,8 @@ def torchs_rates(losses: list[float], lr: float, factor: float, patience: int) -
     return found
 
 
-@together("patience", [0, 1, 3])
-@together(
+@pytest.mark.parametrize("patience", [0, 1, 3])
+@pytest.mark.parametrize(
     "losses",
     [
         [1.0, 0.9, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8],

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from together import together
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchvision.transforms import InterpolationMode, v2
@@ -244,8 +243,8 @@ def test_training_pixels_equal_torchvision(size, interpolation):
 
 
 # 64/72: the crop is larger than the resized image, so a border appears; 33 and 71 hit the odd halves.
-@together("geometry", [(256, 224), (64, 72), (64, 71), (65, 224), (40, 33)])
-@together("size", [*SIZES, (40, 41), (41, 40), (77, 131)])
+@pytest.mark.parametrize("geometry", [(256, 224), (64, 72), (64, 71), (65, 224), (40, 33)])
+@pytest.mark.parametrize("size", [*SIZES, (40, 41), (41, 40), (77, 131)])
 def test_evaluation_pixels_equal_torchvision(size, geometry):
     resize, side = geometry
     pixels = noise(*size)
@@ -317,7 +316,7 @@ def test_every_field_changes_something():
         assert observe(dataclasses.replace(base, **{field: value})) != observe(base), field
 
 
-@together(
+@pytest.mark.parametrize(
     ("field", "value"),
     [
         ("augment", "yes"),

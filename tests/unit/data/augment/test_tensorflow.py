@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from together import together
 
 from sightline.data.augment.classification import Augmentation, normalize
 from sightline.data.augment.tensorflow import TF_MEAN, TF_STD, draw_box, resize_legacy, resized_sides
@@ -200,7 +199,7 @@ def test_the_other_crop_and_all_other_draws_stay():
 # Evaluation
 
 
-@together("case", GOLDEN["sides"])
+@pytest.mark.parametrize("case", GOLDEN["sides"])
 def test_sides_are_tensorflows(case):
     height, width, *expected = case
     assert list(resized_sides(height, width, 256)) == expected
