@@ -1,7 +1,5 @@
 """Fixtures every folder of tests uses: the shared sample data, a drawn data set, the device marker."""
 
-import atexit
-import gc
 import os
 import shutil
 from pathlib import Path
@@ -10,9 +8,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-import warm
-
-gc.disable()  # until pytest_collection_finish: imports and collection leave nothing to collect
 
 REPO = Path(__file__).resolve().parents[1]
 MEMORY = Path("/dev/shm")
@@ -34,17 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.accelerator.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an accelerator; torch finds none on this machine"))
-
-
-def pytest_collection_finish() -> None:
-    """Spare the collector what has been imported, torch above all: a look at all of it takes half a second."""
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # so that libraries can free what they hold, which some of them check
-    gc.set_threshold(*warm.SELDOM)
-    gc.enable()
-    warm.keep_no_stacks()
-    warm.share_huge_pages()
-    warm.start_processes_by_fork()
 
 
 @pytest.fixture(scope="session")

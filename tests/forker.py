@@ -19,7 +19,6 @@ import tempfile
 import time
 import traceback
 import warnings
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,22 +76,10 @@ def serve(connection: int) -> dict[str, Any]:
     os._exit(0)
 
 
-def _warm_up_compiler() -> None:
-    """What torch imports when it compiles for the first time."""
-    import torch
-
-    with torch.no_grad():  # a gradient would start threads, which no child has
-        torch.compile(torch.neg, backend="aot_eager")(torch.ones(1))
-    torch._dynamo.reset()
-    importlib.import_module("torch._inductor.pattern_matcher")  # for gradients
-
-
 def _become(request: dict[str, Any], writers: dict[str, int]) -> None:
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
     tempfile.tempdir = None  # chosen by the environment of whoever asked first
-    if not request["cold_workers"]:
-        warm.start_processes_by_fork()
     if request["terminal"]:
         os.login_tty(os.open(request["terminal"], os.O_RDWR))
         return
@@ -168,7 +155,6 @@ def run(main: Callable[[list[str]], Any], words: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    gc.disable()  # imports leave nothing to collect
     warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of Python 3.12, wherever a thread is left
 
     import numpy.ma  # noqa: F401  # what np.unique imports when it is called
@@ -189,15 +175,9 @@ if __name__ == "__main__":
         recipes.find(recipe)
     config.load("demo_classification", ["--data.path=synthetic:samples=8"])  # imports all sources
     environment(devices.select("cpu"), 1)  # looks for the versions of packages
-    _warm_up_compiler()
-    warm.keep_no_stacks()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of imports: every child would go through all
-    gc.freeze()  # children share these pages for as long as nobody counts them anew
-    gc.set_threshold(*warm.SELDOM)
-    gc.enable()
-    warm.share_huge_pages()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    gc.freeze()  # as Python's documentation advises before forks: children share these pages
     asked = serve(warm.accept())
     if "MUTANTS_TEST" in os.environ:
         importlib.import_module("traced").trace()

@@ -6,11 +6,9 @@ itself uses subprocess instead.
 
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import gc
 import json
-import multiprocessing.util
 import os
 import select
 import signal
@@ -19,11 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
@@ -33,7 +29,6 @@ HERE = Path(__file__).resolve().parent
 GUEST = HERE.parent / "packages" / "migrate"
 LIMIT_S = 300  # after which a process counts as hung; two busy cores make a run of half a second last some
 ENVIRON = dict(os.environ)  # before any test changes it
-SELDOM = 50_000, 20, 50  # how many new objects the collector waits for; by default it takes a twentieth of all time
 
 
 @cache
@@ -162,74 +157,14 @@ def start(
     cwd: Path | None = None,
     closed_stdout: bool = False,
     terminal: str = "",
-    cold_workers: bool = False,
 ) -> Started:
     """`sightline WORDS`, `torchrun OPTIONS sightline WORDS`, `function FILE NAME OUT`, or `script FILE`.
 
-    Processes that it starts by multiprocessing are warm too, unless `cold_workers`; what it says comes back, unless it
-    has a terminal.
+    Processes that it starts itself import torch as any user's do. What it says comes back, unless it has a terminal.
     """
     request = {"program": program, "words": [str(word) for word in words], "environ": dict(environ or {})}
     request |= {"cwd": str(cwd or Path.cwd()), "closed_stdout": closed_stdout, "terminal": terminal}
-    request |= {"cold_workers": cold_workers}
     return Started(ask(request))
-
-
-def start_processes_by_fork() -> None:
-    """Let multiprocessing start its processes without an import of torch each."""
-    multiprocessing.util.spawnv_passfds = _fork_instead_of_exec
-    # Garbage of the parent would be collected in a fork, without the threads that it needs: a crash.
-    os.register_at_fork(after_in_child=gc.freeze)
-
-
-def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exec=multiprocessing.util.spawnv_passfds):
-    """Processes of multiprocessing start as after an exec, but with torch imported: no files, no handlers of ours."""
-    code = args[args.index("-c") + 1]
-    if "resource_tracker" in code:
-        return by_exec(path, args, passfds)
-    sys.stdout.flush()  # or both would write what is left
-    if pid := os.fork():
-        return pid
-    status: Any = 1
-    try:
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # the one that lists them is gone
-                if descriptor not in (0, 1, 2, *passfds) and not os.get_inheritable(descriptor):
-                    os.close(descriptor)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        sys.argv = ["-c", *args[args.index("-c") + 2 :]]
-        exec(code, {"__name__": "__main__"})
-        status = 0
-    except SystemExit as end:
-        status = end.code or 0
-    except BaseException:  # noqa: BLE001
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
-
-
-@cache  # test_fields.py collects tests again
-def share_huge_pages() -> None:
-    """Move what this process has allocated into pages of 2 MB: a fork that has torch then takes 12 ms, not 40. Linux
-    before 6.1 refuses, and all stays as it is."""
-    collapse, size = 25, 2 << 20  # MADV_COLLAPSE, which no module of Python names
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        place, rights, _, _, file, *name = line.split()
-        if rights == "rw-p" and file == "0" and name in ([], ["[heap]"]):
-            start, end = (int(address, 16) for address in place.split("-"))
-            for address in range(-(-start // size) * size, end // size * size, size):
-                advise(address, size, collapse)
-
-
-def keep_no_stacks() -> None:
-    """Spare torch.manual_seed the text of the stack, which it keeps for every kind of device: half a millisecond."""
-    for kind in filter(None, map(sys.modules.get, ("torch.cuda", "torch.mtia", "torch.xpu"))):
-        kind.traceback = SimpleNamespace(format_stack=list)  # type: ignore[attr-defined]
 
 
 @cache

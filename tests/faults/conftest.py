@@ -112,7 +112,6 @@ class Runner:
         *flags: str,
         recipe: str = FAULTY,
         progress: str = "off",
-        cold_workers: bool = False,
         closed_stdout: bool = False,
         terminal: str = "",
         **environ: str,
@@ -124,7 +123,7 @@ class Runner:
         given += [] if "--run.save-in-background" in flags else ["--run.no-save-in-background"]
         given += [] if REPORTED in flags else ["--run.report=off"]  # a quarter of such a run
         words = ["train", recipe, *fixed, *given, *flags]
-        how = {"cold_workers": cold_workers, "closed_stdout": closed_stdout, "terminal": terminal}
+        how = {"closed_stdout": closed_stdout, "terminal": terminal}
         return Started(out, warm.start("sightline", *words, environ=environ, cwd=self.folder, **how))
 
     def run(self, out: Path, *flags: str, **options: Any) -> Result:

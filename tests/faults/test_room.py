@@ -131,7 +131,7 @@ def test_killed_launcher_takes_its_ranks_along(sightline, tmp_path):
     out, temporary = tmp_path / "run", tmp_path / "t"
     temporary.mkdir()
     flags = ("--run.devices", "2", "--run.workers", "1", *LONG)
-    started = sightline.start(out, *flags, cold_workers=True, TMPDIR=str(temporary))
+    started = sightline.start(out, *flags, TMPDIR=str(temporary))
     started.until(lambda: any(line["event"] == "train" for line in sightline.log(out)))
     os.kill(started.pid, signal.SIGKILL)
     started.process.wait()
@@ -145,7 +145,7 @@ def test_killed_launcher_takes_its_ranks_along(sightline, tmp_path):
 def test_killed_run_leaves_no_socket_of_its_forkserver(sightline, tmp_path):
     out, temporary = tmp_path / "run", tmp_path / "t"
     temporary.mkdir()
-    started = sightline.start(out, "--run.workers", "1", *LONG, cold_workers=True, TMPDIR=str(temporary))
+    started = sightline.start(out, "--run.workers", "1", *LONG, TMPDIR=str(temporary))
     started.until(lambda: any(line["event"] == "train" for line in sightline.log(out)))
     assert list(temporary.glob("pymp-*"))
     os.kill(started.pid, signal.SIGKILL)

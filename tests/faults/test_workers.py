@@ -42,7 +42,7 @@ def test_failing_load_shows_its_traceback_and_the_sample(sightline, tmp_path, wo
     flags = ("--train.global-batch", "64", "--run.workers", workers)
     sample = int(TrainOrder(64, 64, seed=0).batch(0)[1][-1])  # far down in what a worker is asked for at once
     # The worker has to import the recipe by itself.
-    ended = sightline.run(tmp_path / "run", *flags, cold_workers=True, FAULT=f"raise@load:{sample}")
+    ended = sightline.run(tmp_path / "run", *flags, FAULT=f"raise@load:{sample}")
     assert ended.code == ended.exit_code_in_folder == (8 if workers == "2" else 1), ended
     assert "RuntimeError: made to fail" in ended.stderr
     assert "faulty.py" in ended.stderr and "in load" in ended.stderr, "the line that failed"

@@ -93,10 +93,8 @@ def test_the_device_refuses_host_tensors(built: list[str]) -> None:
 
 
 SWITCHED_ON = """
-import gc, torch
+import torch
 from torch.utils.data import DataLoader, Dataset
-gc.freeze()  # both processes end sooner
-
 class Where(Dataset):
     def __len__(self):
         return 2

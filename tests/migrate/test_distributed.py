@@ -68,7 +68,6 @@ def test_collectives_of_a_target(monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def alone(on_cpu: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., None]]:
     """alone(backend, **more): a process group of one rank."""
-    gc.freeze()  # all that the collection at the end need not look at
     on_cpu()
     # By its name of here, as scripts call it: the rules are in place now.
     yield lambda *args, **kwargs: dist.init_process_group(

@@ -86,11 +86,9 @@ print("available", torch.cuda.is_available())
     )
 
 
-WORKERS = """import gc, multiprocessing, os, subprocess, sys
+WORKERS = """import multiprocessing, os, subprocess, sys
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
-
-gc.freeze()  # in every process: its end looks at all that is left, several times
 
 def answer(_):
     return torch.cuda.is_available() and torch.full((2,), 1.0, device="cuda").cuda().sum().item() == 2
@@ -224,8 +222,7 @@ def test_log_ends_with_the_block(tmp_path: Path):
 
 def test_launcher_of_its_own_prints_no_second_table(run_script: Run, tmp_path: Path):
     """NVIDIA's launch.py and the like start `python train.py`, which speaks for itself; the error has no colours."""
-    (tmp_path / "train.py").write_text("""import gc, torch
-gc.freeze()
+    (tmp_path / "train.py").write_text("""import torch
 torch.autocast("cuda", enabled=False)
 torch.nn.Linear(1, 1).to("cuda")
 raise ValueError("\\x1b[31mred\\x1b[0m fish")

@@ -113,20 +113,20 @@ def test_processes_start_without_the_script_of_their_parent(monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_a_script_without_a_guard_trains_and_runs_once(tmp_path: Path):
-    ended = warm.start("script", script(tmp_path, own=False, is_guarded=False), cold_workers=True).wait()
+    ended = warm.start("script", script(tmp_path, own=False, is_guarded=False)).wait()
     assert (ended.code, ended.stdout) == (0, "the script runs\ntrain.max_steps=1 steps are done\n"), ended
 
 
 @pytest.mark.slow
 def test_a_script_whose_class_the_workers_need_is_imported_by_them(tmp_path: Path):
-    ended = warm.start("script", script(tmp_path, own=True, is_guarded=True), cold_workers=True).wait()
+    ended = warm.start("script", script(tmp_path, own=True, is_guarded=True)).wait()
     assert ended.code == 0 and ended.stdout.splitlines()[-1] == "train.max_steps=1 steps are done"
     assert ended.stdout.count("the script runs") == 2
 
 
 @pytest.mark.slow
 def test_without_a_guard_such_a_script_is_told_to_have_one(tmp_path: Path):
-    ended = warm.start("script", script(tmp_path, own=True, is_guarded=False), cold_workers=True).wait()
+    ended = warm.start("script", script(tmp_path, own=True, is_guarded=False)).wait()
     assert ended.code == 1 and ended.stdout.count("the script runs") == 2
     lines = [line for line in ended.stderr.splitlines() if line.startswith("sightline.errors.")]
     guard = 'put what starts the run under `if __name__ == "__main__":`'
