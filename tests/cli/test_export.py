@@ -490,9 +490,7 @@ def test_export_refuses_what_it_cannot_do(classifier: Path, tmp_path: Path, sigh
     ("kind", "suffix", "room"),
     [
         ("onnx", "onnx", 5000),
-        ("torch-export", "pt2", 5000),
         ("torch-export", "pt2", 0),
-        ("safetensors", "safetensors", 5000),
         ("pth", "pth", 5000),
     ],
 )

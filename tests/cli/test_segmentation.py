@@ -42,9 +42,9 @@ def discs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_drawn_discs_are_learnt_and_masks_come_back_as_they_came(sightline, discs: Path, tmp_path: Path):
-    """The whole path; 20 s on one core, most of it in training."""
+    """The whole path; three seconds, most of them in training."""
     run, out = tmp_path / "run", tmp_path / "out"
-    sizes = ["--data.size=64", "--train.epochs=5", "--train.min-epoch-steps=50", "--optimizer.lr=0.004"]
+    sizes = ["--data.size=64", "--train.epochs=3", "--train.min-epoch-steps=25", "--optimizer.lr=0.02"]
     said = sightline("train", "segmentation", "--data", discs, "--out", run, *SCRATCH, *sizes, *HERE)
     assert said.code == 0, said
     assert "data: 2 classes, 24 + 6 images; values 0, 255 renumbered; no val split, so 6 images validate" in said.out
@@ -76,7 +76,7 @@ def test_drawn_discs_are_learnt_and_masks_come_back_as_they_came(sightline, disc
 
 
 @pytest.mark.parametrize(
-    ("channels", "bits", "values"), [(1, 8, (0, 255)), (4, 8, (0, 3, 7)), (1, 16, (0, 1, 255)), (3, 8, (1, 2, 3))]
+    ("channels", "bits", "values"), [(1, 8, (0, 255)), (4, 8, (1, 3, 7)), (1, 16, (0, 1, 255))]
 )
 def test_any_channels_bits_and_values_go_all_the_way(
     sightline, tmp_path: Path, channels: int, bits: int, values: tuple[int, ...]

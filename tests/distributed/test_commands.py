@@ -1,4 +1,4 @@
-"""`benchmark`, `predict` and `legacy` on two ranks, as users type them: beside one rank, and a rank that dies."""
+"""`benchmark` and `predict` on two ranks, as users type them: beside one rank, and a rank that dies."""
 
 import contextlib
 import io
@@ -26,11 +26,6 @@ TINY = "--model.width=4 --data.size=24 --data.eval-resize=24 --data.eval-size=24
 STEPS, WARMUP, REPEATS, BATCH = 2, 1, 2, 8
 SIZES = f"--steps {STEPS} --warmup {WARMUP} --repeats {REPEATS}".split()
 BENCHMARK = ["benchmark", "demo_classification", *TINY, *HERE, f"--train.global-batch={BATCH}", *SIZES]
-# As the README of the original writes it for eight, in small; the last words are our own.
-UNET = """legacy --device cpu --set run.workers=0 --set model.width=4 --set data.task=own --set train.precision=fp32
-main.py --task 01 --logname res_log --fold 0 --hpus 2 --gpus 0 --norm instance --dim 2 --optimizer fusedadamw
---exec_mode train --learning_rate 0.001 --benchmark --max_epochs 2 --min_epochs 1 --warmup 1 --batch_size 4
---train_batches 4 --results unet --data blobs""".split()
 
 SMALL_UNET = [*HERE, "--model.width=4", "--data.task=own", "--data.path=blobs", f"--train.global-batch={BATCH}"]
 MEASURED_UNET = ["benchmark", "unet2d", *SMALL_UNET, *SIZES, "--data=real"]
@@ -42,9 +37,7 @@ def commands() -> dict[str, list[str]]:
     shapes = ["--data.path=shapes"]
     return {
         "step": [*BENCHMARK, "--out=step", "--logname=step/perf"],
-        "predict": [*BENCHMARK, "--out=predict", "--what=predict"],
         "loader": [*BENCHMARK, "--out=loader", "--loader", *shapes],
-        "unet": UNET,
         "images": ["predict", "run", "files", "--out=images", *HERE, "--data.on-bad-sample=skip"],
         "measured": [*MEASURED_UNET, "--out=measured"],
         "trained": [*TRAINED_UNET, "--run.out=trained"],
@@ -110,7 +103,7 @@ def result_of(folder: Path) -> dict:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("part", ["step", "predict", "loader"])
+@pytest.mark.parametrize("part", ["step", "loader"])
 def test_all_ranks_are_measured_beside_one(folder: Path, said: dict, part: str):
     result = result_of(folder / part)
     row, one = (each[part]["contenders"][0] for each in (result, result["ranks"]["alone"]))
@@ -138,14 +131,6 @@ def test_the_step_of_ranks_trains_on_all_their_images(folder: Path):
     assert len(row["latency_s"]) == 2 * STEPS
     assert json.loads((folder / "step" / "perf").read_text()) == result["perf"]
     assert result["perf"]["throughput_train"] == pytest.approx(row["images_per_s"]["median"], abs=1e-3)
-
-
-def test_the_originals_benchmark_of_several_cards_measures_as_many_ranks(folder: Path, said: dict):
-    result = json.loads(next((folder / "unet").glob("unet2d-*.json")).read_text())
-    assert (result["ranks"]["size"], result["batch"], result["config"]["data"]["nvol"]) == (2, 8, 2)
-    assert result["ranks"]["alone"]["step"]["contenders"][0]["images"] == 3 * 4  # as many slices of one volume
-    assert json.loads((folder / "unet" / "res_log").read_text()) == result["perf"]
-    assert said["0"]["unet"]["out"].count("legacy: sightline benchmark unet2d") == 1
 
 
 def test_a_batch_takes_a_volume_per_rank_of_the_first_start(folder: Path, said: dict, monkeypatch):

@@ -166,8 +166,9 @@ def test_other_thread_count_warns(sightline, halfway, tmp_path):
     assert "threads changed from 1 to 2; results may differ in the last bits" in again.warnings
 
 
-@pytest.mark.parametrize("stop", ["int", "kill"])
-@pytest.mark.parametrize("refusal", ["recipe", "data", "descriptors"])
+@pytest.mark.parametrize(
+    ("refusal", "stop"), [("recipe", "int"), ("recipe", "kill"), ("data", "kill"), ("descriptors", "int")]
+)
 def test_a_refused_start_leaves_the_state_of_a_stopped_run(sightline, reference, tmp_path, stop, refusal):
     """Also one that is refused after the model was resumed: `sightline runs` says stopped, not failed."""
     out = tmp_path / "run"
