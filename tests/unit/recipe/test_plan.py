@@ -202,7 +202,7 @@ def test_a_run_keeps_what_was_decided_at_its_start(tmp_path: Path, cached: None)
     first = resolved("classification", data)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/config.yaml").write_text(store.dump(first.recipe, first.run))
-    draw(data, {"a": 300, "b": 30}, (400, 300))  # as new data would be: larger, uneven
+    draw(data, {"a": 60, "b": 6}, (400, 300))  # as new data would be: larger, uneven
     for file in (tmp_path / "cache").rglob("*.pth"):
         file.unlink()
 
