@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import HERE
 
 from sightline import cli
 from sightline.data.detection import DetectionData
@@ -16,7 +17,6 @@ from sightline.data.sources import open_boxes
 REPO = Path(__file__).resolve().parents[2]
 MADE = runpy.run_path(str(REPO / "tests/unit/data/sources/box_layouts.py"))
 SMALL = "--model.width=4 --data.size=48 --train.global-batch=4 --train.epochs=1 --train.eval-every-epochs=1".split()
-HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32"]
 ANY = "--data.classes=0"
 
 

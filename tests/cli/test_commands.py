@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 import torchvision
+from tiny import SMALL
 
 from sightline import __version__, cli, recipes
 
 NAME = "demo_classification"
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
 HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
 
 

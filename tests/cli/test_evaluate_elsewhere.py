@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image, ImageOps
+from tiny import SIZES
 
 from sightline import api, cli
 
@@ -17,7 +18,7 @@ BOXES = runpy.run_path(str(REPO / "tests/unit/data/sources/box_layouts.py"))
 MASKS = runpy.run_path(str(REPO / "tests/unit/data/prepare/raw_layouts.py"))
 HERE = ["--run.workers=0", "--run.device=cpu", "--run.progress=plain"]
 SHORT = ["--train.epochs=1", "--train.precision=fp32", "--run.report=off", *HERE]
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=8"]
+SMALL = [*SIZES, "--train.global-batch=8"]
 COUNTS = {"train": range(6), "val": range(6, 9), "test": range(9, 14)}  # images of each class
 CLASSES = 4
 WARNING = "warning: these are not the run's validation images; if it was trained on them, the score is too high\n"

@@ -13,6 +13,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import tiny
 import torch
 from hostile_pt2 import ATTACKS, changed, hostile
 from safetensors import safe_open
@@ -32,8 +33,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra export"
 pytest.importorskip("onnxscript", reason="needs the extra export")
 
 REPO = Path(__file__).resolve().parents[2]
-HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
+HERE = [*tiny.HERE, "--run.progress=off"]
 BOXES = ["--data.path=synthetic:classes=3,samples=8,size=40", "--data.classes=3", "--data.size=32"]
 SHOWN = ["--score-threshold=0.3"]
 SLICES = DataSpec(("background", "disc"), 1, (16, 16), (), ())
@@ -50,7 +50,7 @@ def classifier(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with model.onnx; for reading only."""
     out = tmp_path_factory.mktemp("classifier") / "run"
     flags = [f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=3"]
-    assert cli.main(["train", "demo_classification", *SMALL, *HERE, *flags]) == 0
+    assert cli.main(["train", "demo_classification", *tiny.SMALL, *HERE, *flags]) == 0
     export(out, "--format", "onnx")
     return out
 
@@ -270,7 +270,7 @@ def test_a_unet_is_its_average_without_the_heads_of_deep_supervision(segmenter: 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["onnx", "torch-export"])
 def test_a_run_that_loads_normalised_images_is_exported_for_pixels(kind: str, shapes: Path, tmp_path: Path, sightline):
-    recipe, _ = config.load("demo_classification", [*SMALL, "--data.image-type=fp32", f"--data.path={shapes}"])
+    recipe, _ = config.load("demo_classification", [*tiny.SMALL, "--data.image-type=fp32", f"--data.path={shapes}"])
     spec = recipe.data.open("val", 0).spec
     state = {"recipe": store.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress(step=1))}
     checkpoint.write(tmp_path / "run", {"model": recipe.model.build(spec).state_dict()}, state)
@@ -402,7 +402,7 @@ def test_weights_files_load_into_the_recipe_and_carry_the_description(
     assert json.loads(about)["checkpoint"]["name"].startswith("ckpt-")
     best = load_file(checkpoint.find(classifier, "best") / "model.safetensors")
     assert state.keys() == best.keys() and all(torch.equal(state[name], best[name]) for name in best)
-    loaded = sightline("inspect", "demo_classification", *SMALL, "--model.weights", file)
+    loaded = sightline("inspect", "demo_classification", *tiny.SMALL, "--model.weights", file)
     assert loaded.code == 0 and f"loaded all {len(best)} tensors" in loaded.out
 
 

@@ -9,20 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny import tiny
 
-TINY = [
-    "demo_classification",
-    "--model.width=4",
-    "--data.path=synthetic:classes=10,samples=24,size=24",
-    "--data.size=24",
-    "--data.eval-resize=24",
-    "--data.eval-size=24",
-    "--train.global-batch=8",
-    "--train.precision=fp32",
-    "--run.workers=0",
-    "--run.report=off",
-    "--run.device=cpu",
-]
+TINY = ["demo_classification", *tiny(), "--run.progress=auto"]
 NEVER_BETTER = ("--optimizer.lr=0", "--train.patience=1")
 
 

@@ -10,12 +10,12 @@ import nibabel
 import numpy as np
 import pytest
 from PIL import Image
+from tiny import HERE
 
 from sightline.drawing.slices import outline_colour
 
 MADE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "unit/data/prepare/raw_layouts.py"))
 PREPARE = ("prepare", "decathlon")
-HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32"]
 TINY = ["--model.width=4", "--train.global-batch=2", "--train.max-steps=2", "--train.epochs=1", "--data.folds=2", *HERE]
 
 

@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 
 NAME = "demo_classification"
 # Sets the title, clears the screen, colours by a C1 code, writes backwards; then rich's markup.
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold]"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold]"
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
-HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32", "--train.epochs=1"]
+HERE = [*tiny.HERE, "--train.epochs=1"]
 HARMLESS = {*range(32, 127), 9, 10}
 
 
@@ -41,7 +41,7 @@ def test_check_lists_them(sightline, data: Path):
 
 def test_train_evaluate_and_predict_show_them(sightline, data: Path, tmp_path: Path):
     out = tmp_path / f"run {HOSTILE}"
-    flags = [f"--data.path={data}", f"--run.out={out}", "--data.on-bad-sample=skip", *SMALL, *HERE]
+    flags = [f"--data.path={data}", f"--run.out={out}", "--data.on-bad-sample=skip", *tiny.SMALL, *HERE]
     trained = sightline("train", NAME, *flags)
     assert trained.code == 0 and f"sample skipped: {SHOWN}/{SHOWN}.png" in trained.out
     scored = sightline("evaluate", out, "--run.workers=0")

@@ -5,14 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny import HERE, SMALL
 
 from sightline import config
 from sightline.engine import checkpoint
 from sightline.recipe import store
 
 NAME = "demo_classification"
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
-HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32"]
 
 
 @pytest.fixture

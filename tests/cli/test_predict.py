@@ -14,6 +14,7 @@ import torch
 import torchvision
 from PIL import Image
 from safetensors.torch import load_file
+from tiny import HERE, SMALL
 from torchvision.transforms import v2
 
 from sightline import api, cli, config
@@ -22,8 +23,6 @@ from sightline.errors import BadData, DiskFull
 from sightline.parts import DataSpec
 
 NAME = "demo_classification"
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
-HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32"]
 
 
 @pytest.fixture(scope="module")

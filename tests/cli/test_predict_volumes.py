@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from tiny import HERE
 
 from sightline import api, cli, config
 from sightline.errors import UsageError
@@ -36,7 +37,6 @@ def recipe():
         train=TrainConfig(epochs=15, global_batch=8, eval_every_epochs=15),
     )
 '''
-HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32"]
 AFFINE = np.array([[-1.0, 0, 0, 40], [0, -1.0, 0, 30], [0, 0, 1.25, -12], [0, 0, 0, 1]])
 SIDES = {f"hippo_{n:03d}": (24 + n, 36 - 2 * n, 9 + n) for n in range(5)}  # (x, y, z), all below the patch
 

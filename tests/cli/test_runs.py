@@ -6,20 +6,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tiny
 
 from sightline import cli
 from sightline.runs.log import RunLog
 
 NAME = "demo_classification"
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
-HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
+HERE = [*tiny.HERE, "--run.progress=off"]
 
 
 @pytest.fixture(scope="module")
 def trained(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three epochs in two starts; for reading only."""
     out = tmp_path_factory.mktemp("trained") / "run"
-    flags = [NAME, *SMALL, *HERE, f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=3"]
+    flags = [NAME, *tiny.SMALL, *HERE, f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=3"]
     assert cli.main(["train", *flags, "--train.max-steps=10"]) == 0
     assert cli.main(["train", *flags]) == 0
     return out

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tiny import SMALL
 
 from sightline import cli
 
 REPO = Path(__file__).resolve().parents[2]
 NAME = "demo_classification"
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
 HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
 
 

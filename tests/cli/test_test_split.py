@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny import SIZES
 
 from sightline import api, cli
 from sightline.errors import UsageError
@@ -19,7 +20,7 @@ BOXES = runpy.run_path(str(REPO / "tests/unit/data/sources/box_layouts.py"))
 MASKS = runpy.run_path(str(REPO / "tests/unit/data/prepare/raw_layouts.py"))
 HERE = ["--run.workers=0", "--run.device=cpu", "--run.progress=plain"]
 SHORT = ["--train.epochs=2", "--train.precision=fp32", "--run.report=off", *HERE]
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=8"]
+SMALL = [*SIZES, "--train.global-batch=8"]
 COUNTS = {"train": 8, "val": 3, "test": 5}  # images of each class
 CLASSES = ("blue", "green", "red")
 VALIDATES = "warning: the test split is what validated this run: its best checkpoint was chosen by these images\n"

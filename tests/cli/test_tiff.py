@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from tiny import SIZES
 
 NAME = "demo_classification"
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=8"]
+SMALL = [*SIZES, "--train.global-batch=8"]
 HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32", "--train.epochs=1"]
 MODES = {"a.tif": "RGB", "b.tiff": "L", "c.TIF": "CMYK", "d.tif": "RGBA", "e.tif": "I;16"}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tiny import tiny
 
 from sightline import api
 from sightline.errors import UsageError
@@ -100,9 +101,7 @@ def test_a_run_that_is_refused_its_folder_leaves_the_log_of_the_first_alone(tmp_
 
 
 def test_a_run_and_its_restart_feed_it(tmp_path: Path):
-    flags = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
-        --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32 --run.workers=0
-        --run.report=off --run.device=cpu --run.log-every-steps=1 --run.progress=off --run.test-id=mine""".split()
+    flags = [*tiny(), "--train.epochs=2", "--run.log-every-steps=1", "--run.test-id=mine"]
     flags += [f"--run.out={tmp_path / 'run'}", f"--run.benchmark-log={tmp_path / 'log'}"]
     api.train(*api.load("demo_classification", [*flags, "--train.max-steps=3"]))
     api.train(*api.load("demo_classification", flags))

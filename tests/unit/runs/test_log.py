@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tiny import tiny
 
 from sightline import __version__, api, config
 from sightline.data.loading.workers import Bad
@@ -285,9 +286,7 @@ def test_the_last_line_of_a_training_has_its_total_time_and_speed(folder: Path, 
 def test_the_board_has_the_numbers_of_the_original_scripts(tmp_path: Path):
     """Under our names; runs/events.py says which is which."""
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    flags = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
-        --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32 --run.workers=0
-        --run.report=off --run.device=cpu --run.log-every-steps=1 --run.progress=off --run.tensorboard""".split()
+    flags = [*tiny(), "--train.epochs=2", "--run.log-every-steps=1", "--run.tensorboard"]
     api.train(*api.load("demo_classification", [*flags, f"--run.out={tmp_path}"]))
     board = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiny import tiny
 
 from sightline import api, cli
 from sightline.errors import UsageError
@@ -15,9 +16,7 @@ from sightline.runs.trackers.secrets import plain, without_secrets
 from sightline.runs.trackers.tensorboard import TensorBoard
 
 NAME = "demo_classification"
-TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
-    --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32 --run.workers=0 --run.device=cpu
-    --run.log-every-steps=1 --run.progress=off""".split()
+TINY = [*tiny(), "--train.epochs=2", "--run.log-every-steps=1", "--run.report=auto"]
 
 
 def test_a_tracker_of_no_name_is_refused_before_the_folder_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import tiny
 from torch._dynamo.utils import counters
 
 from sightline import api
 from sightline.hardware import devices
 from sightline.train import compile_cache, compiling
 
-TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=96,size=24 --data.size=24 --data.eval-resize=24
---data.eval-size=24 --train.global-batch=8 --train.precision=fp32 --run.workers=0 --run.device=cpu --run.keep=50
---train.epochs=1 --run.checkpoint-every-steps=1""".split()
+TINY = [
+    *(*tiny(), "--data.path=synthetic:classes=10,samples=96,size=24", "--run.keep=50", "--train.epochs=1"),
+    *("--run.checkpoint-every-steps=1", "--run.report=auto", "--run.progress=auto"),
+]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import tiny
 from torch import nn
 
 from sightline import api
@@ -26,10 +27,7 @@ from sightline.train.state import TrainState
 from sightline.train.step import build_step
 from sightline.train.torch_optimizer import set_rate
 
-TINY = """--model.width=4 --data.path=synthetic:classes=4,samples=24,size=24 --data.classes=4 --data.size=24
---data.eval-resize=24 --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32
---run.workers=0 --run.device=cpu --run.keep=50 --run.progress=off --run.checkpoint-every-steps=1
---run.report=off""".split()
+TINY = [*tiny(4), "--train.epochs=2", "--run.keep=50", "--run.checkpoint-every-steps=1"]
 HEAD = ("fc.",)
 KINDS = [kind for kind in FIELDS_OF_KIND if kind != "lars"]
 DECOUPLED = [(kind, "decoupled") for kind in KINDS if "decay_form" in FIELDS_OF_KIND[kind]]

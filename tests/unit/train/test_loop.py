@@ -5,26 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny import tiny
 
 from sightline import api
 from sightline.errors import BadData, UsageError
 from sightline.hardware import devices
 from sightline.parts import Scores
 
-TINY = [
-    "--model.width=4",
-    "--data.path=synthetic:classes=10,samples=24,size=24",
-    "--data.size=24",
-    "--data.eval-resize=24",
-    "--data.eval-size=24",
-    "--train.global-batch=8",
-    "--train.precision=fp32",
-    "--run.workers=0",
-    "--run.device=cpu",
-    "--run.log-every-steps=1",
-    "--run.keep=50",
-    "--run.report=off",
-]
+TINY = [*tiny(), "--run.log-every-steps=1", "--run.keep=50", "--run.progress=auto"]
 
 
 def train(folder: Path, *flags: str) -> Scores:

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import tiny
 
 from sightline import api, config
 from sightline.engine import checkpoint
 from sightline.errors import UsageError
 from sightline.recipe import store
 
-TINY = """--data.path=synthetic:classes=4,samples=32,size=24 --data.classes=4 --data.size=24 --data.eval-size=24
---data.eval-resize=24 --model.width=4 --train.global-batch=8 --train.epochs=1 --train.precision=fp32
---run.workers=0 --run.report=off --run.device=cpu --run.progress=off""".split()
+TINY = [*tiny(4), "--data.path=synthetic:classes=4,samples=32,size=24", "--train.epochs=1"]
 
 
 def train(folder: Path, *flags: str):

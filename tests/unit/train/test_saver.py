@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tiny import tiny
 
 from sightline import api
 from sightline.config import Run
@@ -13,9 +14,7 @@ from sightline.engine import checkpoint
 from sightline.errors import UsageError
 
 # Epochs of three steps.
-TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
---data.eval-size=24 --train.global-batch=8 --train.precision=fp32 --run.workers=0 --run.device=cpu
---run.report=off""".split()
+TINY = [*tiny(), "--run.progress=auto"]
 EVERY_2 = ["--run.checkpoint-every-epochs=2", "--train.eval-every-epochs=2"]
 
 

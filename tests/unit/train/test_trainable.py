@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import tiny
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,9 +16,7 @@ from sightline.engine import checkpoint
 from sightline.engine.model import choose_trainable
 from sightline.errors import UsageError
 
-TINY = """--model.width=4 --data.path=synthetic:classes=4,samples=24,size=24 --data.classes=4 --data.size=24
---data.eval-resize=24 --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32
---run.workers=0 --run.device=cpu --run.log-every-steps=1 --run.keep=50 --run.progress=off --run.report=off""".split()
+TINY = [*tiny(4), "--train.epochs=2", "--run.log-every-steps=1", "--run.keep=50"]
 HEAD = {"fc.weight", "fc.bias"}
 EVERYTHING = ["--train.ema=0.9", "--train.accumulation=2", "--train.clip=1", "--data.mixup=0.2"]
 
