@@ -196,7 +196,7 @@ def test_a_table_is_scored_whole(sightline, birds: Path, tmp_path: Path):
         assert f"on {CLASSES * len(COUNTS[split])} samples" in said.out and (WARNING in said.out) == warns, said
 
 
-@pytest.mark.parametrize("layout", ["coco_export", "yolo", "voc_export"])
+@pytest.mark.parametrize("layout", ["coco_export", "yolo"])
 def test_images_with_boxes_are_scored_whole(sightline, tmp_path: Path, layout: str):
     amounts = ["--only", "detection", "--train-pictures=12", "--val-pictures=3"]
     assert sightline("prepare", "shapes", "--out", tmp_path / "drawn", *amounts).code == 0

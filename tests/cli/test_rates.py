@@ -14,41 +14,43 @@ from sightline import cli
 SMALL = "--model.arch=shufflenet_v2_x0_5"  # a network that is counted in no time; no rate asks for it
 
 
-@pytest.mark.parametrize("flag", ["--ranks", "--run.devices"])
 @pytest.mark.parametrize(
-    ("name", "batch", "ranks", "steps_per_epoch", "expected"),
+    ("name", "batch", "flag", "ranks", "steps_per_epoch", "expected"),
     [
         (
             "resnet50_keras",
             2048,
+            "--ranks",
             8,
             625,
             {0: 0, 1: 0.000256, 625: 0.16, 3124: 0.799744, 3125: 0.8, 18750: 0.8, 18751: 0.08, 37501: 0.008}
             | {50001: 0.0008},
         ),
-        ("resnet50_keras", 256, 1, 5004, {0: 0, 12510: 0.05, 25020: 0.1, 150120: 0.1, 150121: 0.01}),
+        ("resnet50_keras", 256, "--run.devices", 1, 5004, {0: 0, 12510: 0.05, 25020: 0.1, 150120: 0.1, 150121: 0.01}),
         (
             "resnet50_lars",
             2048,
+            "--run.devices",
             8,
             625,
             {1: 0.0050667, 625: 3.1666667, 1875: 9.5, 1876: 9.4991784, 5000: 7.1060379, 12500: 2.7760236}
             | {20000: 0.4443544, 24999: 0.0001001},
         ),
-        ("resnet50_lars", 256, 1, 5004, {0: 0, 15012: 2.5, 15013: 2.499973, 100080: 0.7305377}),
+        ("resnet50_lars", 256, "--ranks", 1, 5004, {0: 0, 15012: 2.5, 15013: 2.499973, 100080: 0.7305377}),
         (
             "resnext101",
             1024,
+            "--run.devices",
             8,
             1251,
             {0: 0, 1: 0.0001023, 10008: 1.0238977, 10009: 1.0041663, 56295: 0.5120857},
         ),
-        ("resnext101", 8192, 64, 156, {0: 0, 14039: 0.0001322}),
+        ("resnext101", 8192, "--ranks", 64, 156, {0: 0, 14039: 0.0001322}),
     ],
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )
 def test_rates_of_the_originals(
-    capsys, name: str, batch: int, ranks: int, steps_per_epoch: int, expected: dict[int, float], flag: str
+    capsys, name: str, batch: int, flag: str, ranks: int, steps_per_epoch: int, expected: dict[int, float]
 ):
     steps = [str(step) for step in expected]
     flags = [SMALL, f"--train.global-batch={batch}", flag, str(ranks), "--json", "--lr-at", *steps]

@@ -223,17 +223,10 @@ def boxes(tmp_path_factory: pytest.TempPathFactory):
     return {"train": data["train"][:8], "val": val, "test": test}
 
 
-@pytest.mark.parametrize("layout", ["coco", "yolo", "voc"])
-def test_the_test_split_of_boxes_is_scored_whole(sightline, boxes, layout: str, tmp_path: Path):
+def test_the_test_split_of_boxes_is_scored_whole(sightline, boxes, tmp_path: Path):
     root = tmp_path / "data"
-    BOXES["LAYOUTS"][layout](boxes, root)  # each writes as many splits as it is given
-    if layout == "yolo":
-        (root / "data.yaml").write_text("test: images/test\n" + (root / "data.yaml").read_text())
-    else:
-        folder = root / ("images" if layout == "coco" else "JPEGImages")
-        BOXES["images"](folder, boxes["test"])
-        if layout == "voc":
-            BOXES["voc_xml"](root / "Annotations", boxes["test"])
+    BOXES["LAYOUTS"]["coco"](boxes, root)  # as many splits as it is given
+    BOXES["images"](root / "images", boxes["test"])
     small = ["--model.width=4", "--data.size=48", "--train.global-batch=4", "--data.classes=0", *SHORT]
     flags = [f"--data.path={root}", f"--run.out={tmp_path / 'run'}", *small]
     said = sightline("train", "demo_detection", *flags)
@@ -249,8 +242,7 @@ def test_the_test_split_of_boxes_is_scored_whole(sightline, boxes, layout: str, 
     BOXES["images"](same / "images", [*boxes["train"], *boxes["test"]])
     for split, entries in (("train", boxes["train"]), ("val", boxes["test"])):
         BOXES["coco_json"](same / f"{split}.json", entries, BOXES["classes_of"](boxes))
-    if layout == "coco":
-        assert api.evaluate(tmp_path / "run", [f"--data.path={same}", *HERE[:2]]).values == found["values"]
+    assert api.evaluate(tmp_path / "run", [f"--data.path={same}", *HERE[:2]]).values == found["values"]
     names = {os.path.basename(row["name"]) for row in found["worst"]}
     assert names <= {entry.file for entry in boxes["test"]}
     command = ["check", "demo_detection", "--data.path", root, "--run.workers=0", "--json"]

@@ -82,16 +82,6 @@ def test_several_stops_on_the_way_to_equal_bits(sightline, reference, tmp_path):
     assert again.bits == reference(*FLAGS).bits
 
 
-def test_with_average_accumulation_and_mixup(sightline, reference, tmp_path):
-    flags = ("--train.ema", "0.9", "--train.accumulation", "2", "--data.mixup", "0.2")
-    out = tmp_path / "run"
-    stopped = sightline.run(out, *flags, FAULT="term@train:19")  # the first part of step 10
-    assert stopped.code == 143, stopped
-    assert stopped.progress["step"] == 10
-    again = sightline.run(out, *flags)
-    assert again.bits == reference(*flags).bits
-
-
 @pytest.mark.parametrize("where", ["train:5", "save:5", pytest.param("eval:1", marks=pytest.mark.slow)])
 def test_second_sigint_leaves_at_once(sightline, reference, tmp_path, where):
     out = tmp_path / "run"

@@ -67,18 +67,6 @@ def test_told_to_stop_in_the_evaluation_that_decides(sightline, reference, tmp_p
     assert again.bits == whole.bits and again.progress == whole.progress
 
 
-def test_a_larger_number_of_steps_resumes_after_a_kill(sightline, reference, tmp_path):
-    whole = reference(*EPOCHS)
-    out = tmp_path / "run"
-    first = sightline.run(out, *EPOCHS, "--train.max-steps", "11")
-    assert first.code == 0 and first.progress["step"] == first.progress["scored_step"] == 11
-    killed = sightline.run(out, *EPOCHS, "--train.max-steps", "20", *EVERY_STEP, FAULT="kill@train:4")
-    assert killed.code == SIGKILLED
-    again = sightline.run(out, *EPOCHS)
-    assert again.code == 0 and again.events("resume")[-1]["step"] == 14
-    assert again.bits == whole.bits and again.progress["history"] == whole.progress["history"]
-
-
 def test_diverged_is_code_5_again_and_again(sightline, tmp_path):
     out = tmp_path / "run"
     for _ in range(2):

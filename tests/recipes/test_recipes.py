@@ -80,7 +80,7 @@ def test_it_trains_evaluates_and_writes_its_run_folder(name: str, finished):
     assert metric.names() == tuple(result.scores.values)  # known before anything is learnt
 
 
-@EACH_PART
+@EACH_DATA
 def test_the_config_of_a_run_makes_it_again_bit_for_bit(name: str, tmp_path: Path, finished):
     result = finished(name)
     path = result.folder / "config.yaml"
@@ -91,7 +91,7 @@ def test_the_config_of_a_run_makes_it_again_bit_for_bit(name: str, tmp_path: Pat
     assert [e["loss"] for e in copy.events("train")] == [e["loss"] for e in result.events("train")]
 
 
-@EACH_PART
+@EACH_DATA
 def test_a_checkpoint_is_evaluated_to_the_scores_it_was_saved_with(name: str, finished):
     result = finished(name, "--train.ema=0.5")
     flags = ["--run.workers=0", "--run.device=cpu"]
@@ -212,7 +212,8 @@ SIGNALS = [
     (signal.SIGTERM, ("step", 3)),
     (signal.SIGTERM, ("evaluation of step", 6)),
 ]
-LATER = SIGNALS[2:]  # where the kind of data makes no difference: by default with the first recipe only
+# Where the kind of data makes no difference: by default with the first recipe only.
+LATER = [SIGNALS[0], *SIGNALS[2:]]
 
 
 @pytest.mark.parametrize(
@@ -272,8 +273,9 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp
     assert second.scores.values == first.scores.values and second.bits() == before
 
 
-# By default the first alone: test_by_heart.py has every optimizer.
-@pytest.mark.parametrize("name", [CLASSIFIERS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in CLASSIFIERS[1:])])
+# By default none: test_by_heart.py has every optimizer.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIFIERS)
 def test_it_learns(name: str, tmp_path: Path, train):
     """A handful of images, to 0.95 and more, within seconds; the val split has the same patterns and other noise."""
     made = recipes.find(name).recipe()
@@ -295,7 +297,7 @@ def test_it_learns(name: str, tmp_path: Path, train):
     assert sum(losses[-10:]) < sum(losses[:10]) / 2
 
 
-@EACH_PART
+@EACH_DATA
 def test_the_average_is_what_is_evaluated_and_called_best(name: str, finished):
     plain, averaged = finished(name), finished(name, "--train.ema=0.75")
     assert averaged.bits()["model.safetensors"] == plain.bits()["model.safetensors"]

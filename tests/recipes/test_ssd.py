@@ -34,35 +34,12 @@ def test_every_parameter_decays_and_the_loss_does_not_tell(tmp_path: Path, train
     assert told[0]["loss"] == told[1]["loss"] == pytest.approx(told[0]["class_loss"] + told[0]["box_loss"])
 
 
-def test_checkpoints_are_initial_periodic_final_and_the_newest_stay(tmp_path: Path, train):
-    flags = ("--train.epochs=3", "--train.eval-every-epochs=3", "--run.checkpoint-initial")
-    every = train(RECIPE, tmp_path / "every", *flags, "--run.checkpoint-every-epochs=2", "--run.keep=9")
-    assert [path.name for path in every.checkpoints] == [f"ckpt-{step:08d}" for step in (0, 6, 9)]
-    few = train(RECIPE, tmp_path / "few", *flags, "--run.checkpoint-every-epochs=2", "--run.keep=2")
-    assert [path.name for path in few.checkpoints] == [f"ckpt-{step:08d}" for step in (6, 9)]
-    assert few.bits() == every.bits()
-
-
 def test_steps_may_be_given_instead_of_epochs(tmp_path: Path, train):
     """The rates stay those of the data's epochs."""
     run = train(RECIPE, tmp_path, "--train.epochs=64", "--train.max-steps=6", "--run.checkpoint-initial")
     assert [path.name for path in run.checkpoints][-1] == "ckpt-00000006"
     peak, warmup = 3e-3 * 8 / 32, 5 * 3
     assert [line["lr"] for line in run.events("train")] == pytest.approx([peak * s / warmup for s in range(6)])
-
-
-def test_an_epoch_and_another_are_two(tmp_path: Path, train):
-    """Step, rate and momentum continue; epochs are a total, not how many more."""
-    flags = ("--train.epochs=2", *FULL_RATE, "--schedule.drop-epochs", "1")
-    whole = train(RECIPE, tmp_path / "whole", *flags)
-    half = train(RECIPE, tmp_path / "half", *flags, "--train.max-steps=3")
-    assert half.checkpoints[-1].name == "ckpt-00000003"
-    rest = train(RECIPE, tmp_path / "half", *flags, "--run.override")
-    assert rest.error is None and rest.checkpoints[-1].name == "ckpt-00000006"
-    rates = [(line["step"], line["lr"]) for line in rest.events("train")]
-    assert rates == [(line["step"], line["lr"]) for line in whole.events("train")] and len(rates) == 6
-    assert [rate for _, rate in rates] == pytest.approx([75e-5] * 3 + [75e-6] * 3)
-    assert rest.bits() == whole.bits() and "optimizer.safetensors" in whole.bits()
 
 
 def test_an_epoch_tells_its_speed_its_losses_and_its_trace(tmp_path: Path, train):

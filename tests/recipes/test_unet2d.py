@@ -28,6 +28,7 @@ def same_held_out(blobs, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_it_learns_four_volumes_by_heart(same_held_out: Path, tmp_path: Path, train):
     """Augmented, with both coarser outputs, through the whole of train()."""
     flags = [f"--data.path={same_held_out}", "--data.folds=2", "--optimizer.lr=0.02", "--model.width=6"]

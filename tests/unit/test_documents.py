@@ -1,6 +1,7 @@
 """The documents name flags that exist and files that are there; their tables stay tables."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,17 @@ MOST_IN_A_CELL = 120
 FLAG = re.compile(r"--((?:model|data|task|optimizer|schedule|train|run)\.[a-z0-9-]+)")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_flag_is_one(document: Path):
+def found_in(look: Callable[[Path], list[str]]) -> dict[str, list[str]]:
+    """Return what is found in each document, of those in which something is."""
+    return {str(path.relative_to(REPO)): found for path in DOCUMENTS if (found := look(path))}
+
+
+def test_every_flag_is_one():
     known = {
         key.replace("_", "-") for name in recipes.names() for key in store.leaves(recipes.find(name).recipe(), Run())
     }
     known |= {key.replace(".", ".no-") for key in known}
-    assert {flag for flag in FLAG.findall(document.read_text(encoding="utf-8")) if flag not in known} == set()
+    assert found_in(lambda path: [flag for flag in FLAG.findall(path.read_text("utf-8")) if flag not in known]) == {}
 
 
 def outside_fences(document: Path) -> list[str]:
@@ -35,26 +40,34 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.findall(r"(?:\\.|[^|])+", line.rstrip())] if line.startswith("|") else []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_no_table_cell_is_a_paragraph(document: Path):
-    assert [cell for line in outside_fences(document) for cell in cells(line) if len(cell) > MOST_IN_A_CELL] == []
+def test_no_table_cell_is_a_paragraph():
+    assert (
+        found_in(lambda path: [c for line in outside_fences(path) for c in cells(line) if len(c) > MOST_IN_A_CELL])
+        == {}
+    )
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_row_of_a_table_has_the_cells_of_its_head(document: Path):
+def rows_of_another_width(document: Path) -> list[str]:
     wrong, width = [], 0
     for line in outside_fences(document):
         found = len(cells(line))
         width = width or found if found else 0
         wrong += [line] if found != width else []
-    assert wrong == []
+    return wrong
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_link_to_a_file_leads_to_one(document: Path):
+def test_every_row_of_a_table_has_the_cells_of_its_head():
+    assert found_in(rows_of_another_width) == {}
+
+
+def links_to_nothing(document: Path) -> list[str]:
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", "\n".join(outside_fences(document)))
     local = [target for target in targets if "://" not in target]
-    assert [target for target in local if not (document.parent / target).exists()] == []
+    return [target for target in local if not (document.parent / target).exists()]
+
+
+def test_every_link_to_a_file_leads_to_one():
+    assert found_in(links_to_nothing) == {}
 
 
 def test_the_config_file_of_the_quickstart_does_what_its_flags_do(tmp_path: Path):

@@ -23,7 +23,7 @@ def test_resnet50_is_the_original(tmp_path):
     assert "25,557,032 parameters" in as_text(found, [], as_json=False)
 
 
-@pytest.mark.parametrize("samples_per_step", [16, 256, 1024, 2048])
+@pytest.mark.parametrize("samples_per_step", [16, 1024])
 def test_the_rates_scale_with_the_batch_and_are_not_compressed(samples_per_step: int):
     recipe, run = config.load("resnet50", ["--train.epochs=40", f"--train.global-batch={samples_per_step}"])
     steps = [epoch * (1_281_167 // samples_per_step) for epoch in TABLE if epoch < 40]

@@ -1,5 +1,6 @@
 """The CPUs of each rank, on made-up hosts; and a process that really keeps to its own."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -53,10 +54,9 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("name", HOSTS)
-@pytest.mark.parametrize("mode", MODES)
-def test_everybody_has_cpus_and_unique_ones_are_nobody_elses(name: str, mode: str):
+def test_everybody_has_cpus_and_unique_ones_are_nobody_elses(name: str):
     topology = HOSTS[name]
-    for ranks in range(1, 10):
+    for mode, ranks in itertools.product(MODES, range(1, 10)):
         if mode in UNIQUE and ranks > len(topology.socket):
             with pytest.raises(UsageError, match=rf"{ranks} processes on this host cannot have CPUs of their own"):
                 cores_for(mode, 0, ranks, topology)

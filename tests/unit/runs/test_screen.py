@@ -60,12 +60,12 @@ def test_fifty_columns_still_show_how_far_it_is():
     assert not re.search("GB|wait|lr ", text)
 
 
-@pytest.mark.parametrize("width", [*range(1, 50), 79, 81, 120])
-def test_it_never_wraps(width: int):
-    for line in ({}, LINE, LARGE):
-        text = drawn(width, line)
-        assert len(text) <= width
-    assert "loss 2.346" in text or width < 30
+def test_it_never_wraps():
+    for width in (*range(1, 50), 79, 81, 120):
+        for line in ({}, LINE, LARGE):
+            text = drawn(width, line)
+            assert len(text) <= width, (width, line)
+        assert "loss 2.346" in text or width < 30
 
 
 def test_numbers_stay_while_the_run_evaluates():

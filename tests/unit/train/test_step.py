@@ -365,7 +365,7 @@ def test_bf16_is_autocast_over_fp32_weights():
 # Steps that are not finite
 
 
-@pytest.mark.parametrize("first", [0, 3], ids=["first step", "later step"])
+@pytest.mark.parametrize(("first", "value"), [(0, math.nan), (3, math.inf)], ids=["first step", "later step"])
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -381,7 +381,6 @@ def test_bf16_is_autocast_over_fp32_weights():
     ],
     ids=lambda optimizer: f"{optimizer.kind}-{optimizer.decay_form}-{optimizer.momentum}",
 )
-@pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_changes_nothing(first: int, optimizer: OptimizerConfig, value: float):
     step, state = built(recipe_with(model=SmallNet(norm=True), optimizer=optimizer, clip=1.0))
     for number in range(first):

@@ -95,7 +95,9 @@ def test_zoom_is_a_cubic_resize_of_the_middle(n: int, length: int):
     np.testing.assert_allclose(resized[:, margin : n - margin], other[:, margin : n - margin], atol=1e-6)
 
 
-@pytest.mark.parametrize(("sigma", "n"), list(itertools.product((0.5, 0.9, 1.0, 1.34, 1.5), (1, 2, 4, 5, 30))))
+@pytest.mark.parametrize(
+    ("sigma", "n"), [(0.5, 1), (0.9, 2), (1.0, 4), (1.34, 5), (1.5, 30), (1.5, 1), (1.5, 4), (0.5, 30), (1.34, 2)]
+)
 def test_blur_is_scipys(sigma: float, n: int):
     values = np.random.default_rng(0).normal(size=(3, n))
     matrix = matrix_of(blur_taps(torch.tensor([sigma]), n, most=5))[0].double().numpy()

@@ -29,9 +29,16 @@ def save(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
-@pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [
+        ("a.nii", nibabel.Nifti1Image, np.uint8),
+        ("a.nii.gz", nibabel.Nifti2Image, np.int16),
+        ("a.nii.gz", nibabel.Nifti1Image, np.float32),
+        ("a.nii", nibabel.Nifti2Image, np.float64),
+        ("a.nii", nibabel.Nifti1Image, np.float64),
+    ],
+)
 def test_scan_as_nibabel_reads_it(save, name, kind, dtype):
     path = save(np.random.default_rng(0).integers(0, 200, (5, 7, 4)).astype(dtype), name, kind=kind)
     found, image = read_scan(path, "a"), nibabel.load(path)

@@ -44,8 +44,8 @@ def cases(last: str, ranks: int, repeats: int):
             )
 
 
-@pytest.mark.parametrize("repeats", [1, 2, 3, 4, 50])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("repeats", [1, 3, 50])
+@pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("last", ["drop", "pad", "wrap"])
 def test_an_epoch_is_a_list_of_repeats_and_the_last_batch_follows_its_rule(last: str, ranks: int, repeats: int):
     for samples, batch, orders in cases(last, ranks, repeats):
