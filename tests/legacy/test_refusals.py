@@ -8,42 +8,6 @@ import pytest
 
 from sightline.errors import BadData, UsageError
 from sightline.legacy import command, oplists, unet_files
-from sightline.legacy.line import read, split
-from sightline.legacy.start import Start
-from sightline.legacy.translate import translate
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("imagenet_main.py -rs 19", "--resnet_size 19: the script knows 18, 34, 50, 101, 152 and 200"),
-        ("imagenet_main.py -rv 3", "--resnet_version 3: the script knows 1 and 2"),
-        (
-            "imagenet_main.py --benchmark_logger_type BenchmarkBigQueryLogger",
-            "BenchmarkBigQueryLogger sends results away",
-        ),
-        ("main.py --task 01 --gpus 1 --optimizer lamb", "--optimizer lamb: main.py knows sgd, radam, adam, adamw"),
-        ("main.py --task 01 --gpus 1 --scheduler multistep", "--scheduler multistep needs --steps EPOCH ..."),
-        ("main.py --task 01 --gpus 1 --amp --hmp", "--amp is fp16 and --hmp is bf16; leave one of them out"),
-        ("evaluate.py --preds /p", "evaluate.py needs --preds DIR and --lbls DIR"),
-        ("evaluate.py --lbls /p", "evaluate.py needs --preds DIR and --lbls DIR"),
-        ("torchvision/train.py --lr 1 --lr-scheduler plateau", "--lr-scheduler plateau: train.py knows "),
-        ("torchvision/train.py --auto-augment other", "--auto-augment other: known here: "),
-        (
-            "torchvision/train.py --test-only --resume checkpoint.pth",
-            "expected a run folder, or a ckpt-* folder, of ours",
-        ),
-        ("mpirun -np 2 ssd.py --mode eval", "--mode eval and --inference run in one process; leave mpirun out"),
-        ("demo_resnet_keras.py 8", "demo_resnet_keras.py: '8' is not a flag; write --FLAG VALUE"),
-        ("demo_resnet_keras.py --batch_size", "--batch_size needs a value, and the line ends"),
-        ("demo_resnet_keras.py --base_learning_rate nan", "--base_learning_rate nan: expected a number"),
-        ("demo_resnet_keras.py --use_horovod=perhaps", "--use_horovod perhaps: expected true or false"),
-    ],
-)
-def test_a_line_that_cannot_be_is_refused(text: str, named: str):
-    with pytest.raises(UsageError) as error:
-        translate(read(split(text, {}), Start()), "")
-    assert named in str(error.value)
 
 
 @pytest.mark.parametrize(
