@@ -18,7 +18,7 @@ FILE = "samples.png"
 MOST_VALUES = 2**27  # sixteen patches of 128 x 128 x 128 voxels with four channels take some seconds
 
 
-def draw_sheet(recipe: Recipe, run: Run, folder: Path | None = None, out: Path | None = None) -> tuple[Path, str]:
+def draw_sheet(recipe: Recipe, run: Run, folder: Path | None, out: Path | None) -> tuple[Path, str]:
     """Write the sheet of a recipe, or of the run in `folder`; return where it lies, and what is on it in words."""
     path = out or (folder / FILE if folder else Path(FILE))
     encoder = encoder_of(path)

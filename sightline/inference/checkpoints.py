@@ -181,7 +181,7 @@ class Evaluation:
     bound: Bound
     loader: Loader
     log: RunLog
-    split: Split = "val"
+    split: Split
 
     def score(self, path: Path, stored: dict[str, Any]) -> Scores:
         """Score the weights in the network; report and write them as scores-CHECKPOINT.json of the run, of the test

@@ -24,7 +24,7 @@ from sightline.runs.screen import as_score
 MOST_KEPT = 1000  # samples in the file
 
 
-def check_run(run: Path, given: Given, which: str = "best", recipe_file: str = "") -> dict[str, Any]:
+def check_run(run: Path, given: Given, which: str, recipe_file: str) -> dict[str, Any]:
     """Predict every training and validation sample once; write suspicious.json into the run, or into run.out, and
     return what it holds. Its rows name the samples, most suspicious first."""
     path, tensors, stored = checkpoint.read_of_run(run, which)

@@ -44,10 +44,10 @@ RunCommand = Callable[[Sequence[str]], None]
 class LegacyOptions:
     """Options of the command itself."""
 
-    prints: bool = False
-    device: str = ""
-    extra: tuple[str, ...] = ()
-    file: str = ""
+    prints: bool
+    device: str
+    extra: tuple[str, ...]
+    file: str
 
 
 def legacy(flags: Sequence[str], show: Show, run: RunCommand, environ: Mapping[str, str] | None = None) -> None:

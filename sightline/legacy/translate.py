@@ -53,10 +53,10 @@ class Translation:
     rows: tuple[Row, ...]
     variables: dict[str, str]
     """Variables of the line that our processes read."""
-    ranks: int = 1
+    ranks: int
     """Number that our command starts on this machine; `launch` checks its hosts itself."""
-    device: str = ""
-    is_main: bool = True
+    device: str
+    is_main: bool
     """True if this process prints for all ranks."""
 
     def as_text(self) -> str:

@@ -84,7 +84,7 @@ def not_compared(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"decides_result": False})
 
 
-def check_fields(part: Any, prefix: str = "") -> None:
+def check_fields(part: Any, prefix: str) -> None:
     """Raise UsageError for a field of a dataclass whose value is not among its choices or within its limits."""
     fields = part.__dataclass_fields__
     for name, hint in (hints_of(type(part), with_extras=True) if fields else {}).items():

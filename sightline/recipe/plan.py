@@ -57,7 +57,7 @@ class Known:
         """Decide fields after all that the network has values for."""
         self.settings = reopened(self.settings, names)
 
-    def decide_length(self, epochs: int, because: str, head_epochs: int = 0) -> None:
+    def decide_length(self, epochs: int, because: str, head_epochs: int) -> None:
         """Set the epochs, how many of them train the head alone, and what is counted in epochs or steps: the patience,
         two fifths of the evaluations, and the average of weights, over a tenth of the steps."""
         self.decide("train.epochs", epochs, because)

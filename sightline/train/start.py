@@ -15,7 +15,7 @@ from sightline.data.loading.loader import worker_count
 from sightline.engine.checkpoint import stored_recipe
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import early_cuda
-from sightline.parts import NOTHING_OPENED, Bound, DataFacts, Dataset
+from sightline.parts import Bound, DataFacts, Dataset
 from sightline.recipe.recipe import Recipe, Run
 from sightline.train.batch_size import measure_accumulation, measure_batch
 from sightline.train.config import AUTO
@@ -39,9 +39,7 @@ def settle(session: Session) -> Session:
     return session
 
 
-def open_data(
-    session: Session, facts: DataFacts = NOTHING_OPENED
-) -> tuple[Session, dict[str, Dataset], dict[str, Bound]]:
+def open_data(session: Session, facts: DataFacts) -> tuple[Session, dict[str, Dataset], dict[str, Bound]]:
     """Open both splits and bind them to the device; return them with the session, whose recipe is then as the data and
     the decoder make it. `facts` are what `data.look` returned for this start."""
     recipe, device = session.recipe, session.device

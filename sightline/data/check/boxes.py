@@ -73,7 +73,7 @@ class SeenRecord(NamedTuple):
 class SeenSplit:
     """One split, whichever form it has."""
 
-    categories: dict[int, str] = field(default_factory=dict)
+    categories: dict[int, str]
     names: list[str] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
     seen: list[SeenImage] = field(default_factory=list)

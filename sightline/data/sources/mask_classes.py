@@ -39,9 +39,9 @@ class MaskClasses:
     names: tuple[str, ...]
     is_coloured: bool
     ignored: tuple[int, ...]  # values that count for nothing
-    said: tuple[str, ...] = ()
-    problem: tuple[str, str] | None = None  # kind, text: why these are no classes
-    unknown: tuple[int, ...] = ()  # values that the table lacks
+    said: tuple[str, ...]
+    problem: tuple[str, str] | None  # kind, text: why these are no classes
+    unknown: tuple[int, ...]  # values that the table lacks
 
 
 def decide(surveys: Sequence[Survey], table: ClassTable | None, ignore: str) -> MaskClasses:

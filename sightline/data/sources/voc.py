@@ -334,7 +334,7 @@ class Box(NamedTuple):
 class Annotation:
     """One image as its file describes it; a size of 0 is unknown."""
 
-    file: str = ""
+    file: str
     height: int = 0
     width: int = 0
     boxes: list[Box] = field(default_factory=list)

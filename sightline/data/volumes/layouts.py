@@ -54,9 +54,9 @@ class Raw:
     training: tuple[Pair, ...]
     test: tuple[Pair, ...]
     layout: str  # for people
+    channels: int  # in files of their own
+    are_images: bool  # 2D images, not volumes
     has_json: bool = True  # dataset.json names classes and modalities
-    channels: int = 1  # in files of their own
-    are_images: bool = False  # 2D images, not volumes
     problems: tuple[str, ...] = ()  # cases that cannot be used, by their names alone
     ignored: str = ""  # files of other kinds, for people
     changed_ns: int | None = None  # of the archive that it was unpacked from: the files are as old as that
