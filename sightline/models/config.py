@@ -126,10 +126,6 @@ class ResNetConfig(ModelConfig):
 
         return resnet.load_weights(self, model) if self.weights else LoadedWeights()
 
-    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
-        """Name the linear layer."""
-        return ("fc.",)
-
 
 KERAS_SCRIPT = ResNetConfig(padding="same_but_stem", init="he_truncated", head_init="normal")
 ESTIMATOR_SCRIPT = ResNetConfig(padding="same", init="variance_scaling", head_init="glorot")
