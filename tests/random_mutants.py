@@ -655,7 +655,6 @@ def _run_pytest(words: list[str], failed: Path, compiles: bool) -> None:
         import pytest
         import warm  # type: ignore[import-not-found]
 
-        vars(warm)["share_huge_pages"] = lambda: None  # they are shared with begin()
         warm._start_listening = functools.partial(_listen, _spare(), warm._start_listening)
         words = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", *words]
         code = pytest.main(words, plugins=[_Failures(failed)])
