@@ -152,7 +152,9 @@ def test_other_forms(check, data, tmp_path, form):
     victim = sorted((data / "train").rglob("*.jpg"))[5]
     victim.write_bytes(victim.read_bytes() + b"\0")  # bytes of its own, so that it can be found in the shards
     stored = victim.read_bytes()
-    code = cli.main(["prepare", "convert", "--source", str(data), "--out", str(tmp_path / form), "--form", form])
+    code = cli.main(
+        ["prepare", "convert", "--source", str(data), "--out", str(tmp_path / form), "--form", form, "--jobs=1"]
+    )
     assert code == 0
     code, out, _ = check(tmp_path / form, "--json")
     assert code == 0 and json.loads(out)["splits"]["train"]["images"] == 80

@@ -53,7 +53,7 @@ def test_prepare_then_check(sightline, check, zips, tmp_path, form):
 
 
 def test_check_as_json(sightline, check, zips, tmp_path):
-    sightline("prepare", "coco", "--source", zips, "--out", tmp_path / "out")
+    sightline("prepare", "coco", "--source", zips, "--out", tmp_path / "out", "--jobs", 1)
     (tmp_path / "out" / "val2017" / "000000005000.jpg").write_bytes(b"")
     code, out, _ = check(tmp_path / "out", "--json", "--no-decode")
     assert code == 3
@@ -98,7 +98,7 @@ def test_download(sightline, served, zips, tmp_path):
     }
     assert sightline(*flags)[0] == 0
     # What was unpacked is not fetched again.
-    assert sightline("prepare", "coco", "--source", out, "--out", tmp_path / "again", "--download")[0] == 0
+    assert sightline("prepare", "coco", "--source", out, "--out", tmp_path / "again", "--jobs", 1, "--download")[0] == 0
     assert not list(out.glob("*.zip"))
 
 

@@ -223,7 +223,7 @@ def test_prepared_volumes_are_scored_whole(sightline, tmp_path: Path):
             file.rename(file.with_name(f"other-{file.name}"))
     for name in ("mine", "other"):
         where = ["--source", tmp_path / name, "--out", tmp_path / f"{name}-prepared"]
-        assert sightline("prepare", "decathlon", *where).code == 0
+        assert sightline("prepare", "decathlon", *where, "--jobs", 1).code == 0
     flags = ["--data.path", tmp_path / "mine-prepared", "--run.out", tmp_path / "run", "--model.width=4", *SHORT]
     assert sightline("train", "demo_segmentation", *flags, "--data.folds=4").code == 0
     shutil.copytree(tmp_path / "mine-prepared", tmp_path / "moved")

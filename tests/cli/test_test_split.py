@@ -257,7 +257,7 @@ def test_the_test_split_of_boxes_is_scored_whole(sightline, boxes, tmp_path: Pat
 def test_volumes_have_no_test_split(sightline, tmp_path: Path):
     MASKS["pictures"](tmp_path / "mine", cases=8)
     where = ["--source", tmp_path / "mine", "--out", tmp_path / "prepared"]
-    assert sightline("prepare", "decathlon", *where).code == 0
+    assert sightline("prepare", "decathlon", *where, "--jobs", 1).code == 0
     flags = ["--data.path", tmp_path / "prepared", "--run.out", tmp_path / "run", "--model.width=4", *SHORT]
     assert sightline("train", "demo_segmentation", *flags, "--train.max-steps=1").code == 0
     said = sightline("evaluate", tmp_path / "run", "--split", "test", *HERE)

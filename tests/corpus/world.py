@@ -214,7 +214,7 @@ def _write_configs(world: Path) -> None:
 
 def train(world: Path, sightline) -> None:
     """Prepare the masks and train the runs that later commands look at."""
-    sightline(f"prepare decathlon --source {world}/masks --out {world}/prepared")
+    sightline(f"prepare decathlon --source {world}/masks --out {world}/prepared --jobs 1")
     for recipe, data, name in (
         ("demo_classification", "splits", "run"),
         ("demo_classification", "pets", "drawn"),

@@ -295,7 +295,7 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("coco")
     zips = ZIPS["make_zips"](folder / "zips", 12, 6)
     words = ["--source", str(zips), "--out", str(folder / "records"), "--form", "tfrecord", "--jobs", "1"]
-    assert cli.main(["prepare", "coco", *words, "--shards=2", "--val-shards=1"]) == 0
+    assert cli.main(["prepare", "coco", *words, "--shards=2", "--val-shards=1", "--jobs=1"]) == 0
     return folder / "records"
 
 

@@ -39,7 +39,8 @@ def flat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Thirty images with masks, prepared: 24 of them train."""
     out = tmp_path_factory.mktemp("flat")
     MASKS["pictures"](out / "raw", cases=30)
-    assert cli.main(["prepare", "decathlon", "--source", str(out / "raw"), "--out", str(out / "prepared")]) == 0
+    where = ["--source", str(out / "raw"), "--out", str(out / "prepared")]
+    assert cli.main(["prepare", "decathlon", *where, "--jobs=1"]) == 0
     return out / "prepared"
 
 
