@@ -1,7 +1,5 @@
 """Data parts: made and asked for their spec without torch, and their rules, which stand beside the fields."""
 
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import pytest
@@ -10,23 +8,6 @@ from sightline.data.classification import ClassificationData
 from sightline.data.detection import DetectionData
 from sightline.data.segmentation import SegmentationData
 from sightline.errors import UsageError
-
-LIGHT = """
-import sys
-from sightline.data.{task} import {name}Data
-{name}Data({given}).declared()
-print([each for each in ("torch", "torchvision", "numpy", "PIL") if each in sys.modules])
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "given"), [("Classification", "classes=10"), ("Detection", "classes=3"), ("Segmentation", "task='04'")]
-)
-def test_a_data_part_needs_no_torch_and_no_numpy(name: str, given: str):
-    program = LIGHT.format(task=name.lower(), name=name, given=given)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("[]\n", "")
-
 
 REFUSED = [
     (ClassificationData, {"flip": 1.5}, r"data.flip=1.5 must be in \[0, 1\]; it is a probability"),

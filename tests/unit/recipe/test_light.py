@@ -10,6 +10,8 @@ from sightline import recipes
 for name in recipes.names():
     made = recipes.find(name).recipe()
     assert made.name == name and len(made.parts) == 6
+for name in ("resnet50", "ssd_resnet34", "unet2d"):  # of each kind of data
+    recipes.find(name).recipe().data.declared()
 print(*sorted(set({HEAVY}) & set(sys.modules)))
 """
 
