@@ -32,7 +32,7 @@ from sightline.train.step import build_step
 
 HERE = Path(__file__).resolve().parent
 TOPK, BOXES, DICE = (
-    runpy.run_path(str(HERE / name)) for name in ("ranks.py", "test_detection_ranks.py", "test_dice_world.py")
+    runpy.run_path(str(HERE / name)) for name in ("ranks.py", "test_score_ranks.py", "test_dice_world.py")
 )
 CPU = devices.select("cpu")
 RANKS, PER_HOST, BATCH = 4, 2, 16

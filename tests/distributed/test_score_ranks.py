@@ -1,17 +1,26 @@
-"""COCO's numbers over real ranks that hold different numbers of images, detections and ground truths."""
+"""Scores over real ranks: COCO's numbers and counts of pixels, of ranks that hold different numbers of images."""
 
 import json
 from pathlib import Path
 
+import pytest
+import tiny
 import torch
 import warm
 
 from sightline import api, cli
 from sightline.hardware.world import World
 from sightline.metrics.coco_map import CocoMap
+from sightline.parts import Scores
 
 IMAGES, PLACES, CLASSES = 11, 8, ("a", "b", "c")
-HERE = ["--run.device=cpu", "--run.workers=0", "--task.score-threshold=0"]
+HERE = ["--run.device=cpu", "--run.workers=0"]
+BOXES = """demo_detection --model.depth=18 --model.width=8 --model.init=torch --data.classes=3 --data.size=64
+    --data.path=synthetic:classes=3,samples=104,size=60 --data.augment=off --train.epochs=3 --train.eval-every-epochs=3
+    --optimizer.kind=adam --optimizer.lr=0.003 --schedule.warmup-epochs=0""".split()
+MASKS = """segmentation --model.arch=resnet18 --model.width=4 --data.path=synthetic:classes=4,samples=104,size=40
+    --data.size=32 --train.epochs=1 --train.min-epoch-steps=0 --train.head-epochs=0""".split()
+SCORED = {"boxes": (BOXES, ["--task.score-threshold=0"]), "masks": (MASKS, [])}
 
 
 def everything() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -64,22 +73,32 @@ def test_the_detections_are_worth_a_comparison():
     assert values["samples"] == IMAGES and 0.1 < values["ap"] < 0.9
 
 
-def evaluate(run: Path) -> None:
-    """The command, on one of two ranks."""
-    assert cli.main(["evaluate", str(run), *HERE]) == 0
+def evaluate(folder: Path) -> None:
+    """The command on one of two ranks, for each run."""
+    for name, (_, flags) in SCORED.items():
+        print(name, flush=True)
+        assert cli.main(["evaluate", str(folder / name), *HERE, *flags]) == 0
 
 
-def test_two_ranks_evaluate_thirteen_images_as_one_and_one_of_them_tells(tmp_path: Path):
-    flags = """--model.depth=18 --model.width=8 --model.init=torch --data.path=synthetic:classes=3,samples=104,size=60
-        --data.classes=3 --data.size=64 --data.augment=off --train.epochs=3 --train.global-batch=8
-        --train.precision=fp32 --train.eval-every-epochs=3 --optimizer.kind=adam --optimizer.lr=0.003
-        --schedule.warmup-epochs=0 --run.workers=0 --run.report=off --run.device=cpu --run.progress=off""".split()
-    api.train(*api.load("demo_detection", [*flags, f"--run.out={tmp_path}"]))
-    alone = api.evaluate(str(tmp_path), HERE)
-    assert alone.values["samples"] == 13 and alone.values["ar100"] > 0
-    said = warm.run(__file__, tmp_path, 2, function="evaluate")
-    [file] = tmp_path.glob("scores-ckpt-*.json")
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Scores], str]:
+    """Return the runs, the scores of one rank, and what two ranks said."""
+    folder, alone = tmp_path_factory.mktemp("scored"), {}
+    for name, ((recipe, *flags), more) in SCORED.items():
+        quiet = ["--train.global-batch=8", *tiny.HERE, "--run.progress=off", f"--run.out={folder / name}"]
+        api.train(*api.load(recipe, [*flags, *quiet]))
+        alone[name] = api.evaluate(str(folder / name), [*HERE, *more])
+    return folder, alone, warm.run(__file__, folder, 2, function="evaluate")
+
+
+@pytest.mark.parametrize(("name", "score"), [("boxes", "ar100"), ("masks", "miou")])
+def test_two_ranks_evaluate_thirteen_images_as_one_and_one_of_them_tells(both, name: str, score: str):
+    folder, alone, said = both
+    assert alone[name].values["samples"] == 13 and 0 < alone[name].values[score] < 1
+    [file] = (folder / name).glob("scores-ckpt-*.json")
     found = json.loads(file.read_text())
-    assert (found["values"], found["tables"]) == (alone.values, alone.tables)
-    assert [row["index"] for row in found["worst"]] == [row["index"] for row in alone.worst]
-    assert said.count("  ar1 ") == 1 and all(said.count(f"  {row['class']} ") == 1 for row in alone.tables["classes"])
+    assert found["tables"] == alone[name].tables
+    assert found["values"] == pytest.approx(alone[name].values, rel=1e-9 if name == "masks" else 0)
+    assert [row["index"] for row in found["worst"]] == [row["index"] for row in alone[name].worst]
+    assert said.count("  ar1 ") == said.count("  pixel_accuracy ") == 1
+    assert all(said.count(f"  {row['class']} ") >= 1 for row in alone["boxes"].tables["classes"])
