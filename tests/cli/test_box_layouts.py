@@ -51,9 +51,7 @@ def events(run: Path, name: str) -> list[dict]:
     return [line for line in lines if line["event"] == name]
 
 
-@pytest.mark.parametrize(
-    "layout", ["coco_folders", "coco_nested", "yolo_lists"]
-)  # the others: docs/reference/data_boxes.md
+@pytest.mark.parametrize("layout", ["coco_folders", "yolo_lists"])  # all others: unit/data/sources/test_box_layouts.py
 def test_every_layout_is_checked(sightline, written, layout):
     said = sightline("check", "demo_detection", f"--data.path={written(layout)}", ANY, "--run.workers=0")
     assert said.code == 0 and said.out.endswith("no problems\n"), said
@@ -205,7 +203,7 @@ def test_convert_says_that_it_takes_labels_only(sightline, written, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("layout", ["coco_one", "yolo", "voc_export"])
+@pytest.mark.parametrize("layout", ["coco_one", "yolo"])
 def test_prepare_coco_takes_every_layout(sightline, written, tmp_path, layout):
     """As folders and as records, with the same boxes as the layout itself."""
     root = written(layout)

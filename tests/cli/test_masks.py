@@ -72,10 +72,10 @@ def test_raw_data_are_refused_with_the_command_that_prepares_them(sightline, tmp
     assert sightline("check", "demo_segmentation", "--data.path", tmp_path / "data", "--data.folds=2").code == 0
 
 
-OTHERS = [pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS if layout not in ("nnunet", "masks")]
+OTHERS = [pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS if layout != "masks"]
 
 
-@pytest.mark.parametrize("layout", ["nnunet", "masks", *OTHERS])  # docs/reference/data_volumes.md has the folders
+@pytest.mark.parametrize("layout", ["masks", *OTHERS])  # docs/reference/data_volumes.md has the folders
 def test_every_layout_is_prepared_trained_on_and_scored(sightline, tmp_path: Path, layout: str):
     source, data, run = LAYOUTS[layout][0](tmp_path / "mine"), tmp_path / "data", tmp_path / "run"
     assert sightline(*PREPARE, "--source", source, "--out", data, "--jobs", 1).code == 0
