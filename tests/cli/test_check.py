@@ -34,30 +34,6 @@ def problems(out: str) -> set[tuple[str, str, str]]:
     return {(each["kind"], each["split"], each["where"]) for each in json.loads(out)["problems"]}
 
 
-def test_good_data(check, shapes):
-    code, out, err = check(shapes)
-    assert (code, err) == (0, "")
-    assert "images per class       min 8, median 8.0, max 8" in out and out.endswith("no problems\n")
-
-
-def test_facts_as_json(check, shapes):
-    code, out, err = check(shapes, "--json")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
-    assert found["problems"] == []
-    assert found["splits"]["train"] == {
-        "images": 80,
-        "unreadable": 0,
-        "classes": 10,
-        "images per class": {"min": 8, "median": 8.0, "max": 8},
-        "classes without any": 0,
-        "width": {"min": 64, "median": 64.0, "max": 64},
-        "height": {"min": 64, "median": 64.0, "max": 64},
-        "duplicate files": 0,
-    }
-    assert found["splits"]["val"]["images"] == 40
-
-
 def test_everything_that_is_wrong_is_listed_at_once(check, data):
     train = sorted((data / "train").iterdir())
     names = [path.name for path in train]
@@ -113,14 +89,6 @@ def test_missing_train(check, data):
     assert code == 3
     assert ("cannot be opened", "train", str(data / "val")) in problems(out)
     assert list(json.loads(out)["splits"]) == ["val"], "it is looked at all the same"
-
-
-def test_missing_val_is_drawn_from_train(check, data):
-    shutil.rmtree(data / "val")
-    code, out, _ = check(data, "--json")
-    splits = json.loads(out)["splits"]
-    assert (code, splits["train"]["images"], splits["val"]["images"]) == (0, 60, 20)
-    assert "chosen" not in splits["train"] and splits["val"]["chosen"] == "from train, as the data have no val split"
 
 
 def test_declared_classes(check, shapes):

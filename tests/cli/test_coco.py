@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import http.server
-import json
 import runpy
 import threading
 from pathlib import Path
@@ -50,21 +49,6 @@ def test_prepare_then_check(sightline, check, zips, tmp_path, form):
     else:
         assert (code, err) == (0, "") and said.endswith("no problems\n")
     assert "person 1" in said and "  without boxes " in said
-
-
-def test_check_as_json(sightline, check, zips, tmp_path):
-    sightline("prepare", "coco", "--source", zips, "--out", tmp_path / "out", "--jobs", 1)
-    (tmp_path / "out" / "val2017" / "000000005000.jpg").write_bytes(b"")
-    code, out, _ = check(tmp_path / "out", "--json", "--no-decode")
-    assert code == 3
-    found = json.loads(out)
-    assert found["splits"]["train"]["boxes per class"].keys() == {"person", "car", "toothbrush"}
-    assert [each["where"] for each in found["problems"] if each["kind"] == "unreadable"] == ["val2017/000000005000.jpg"]
-    assert len(found["problems"]) == 43
-
-
-def test_check_without_data(check, tmp_path):
-    assert check(tmp_path / "nothing")[0] == 2
 
 
 # --download, from a server on this machine in the place of the official one.

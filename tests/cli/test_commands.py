@@ -144,13 +144,6 @@ def test_list(sightline):
     assert unknown.code == 2 and f"did you mean '{NAME}'?" in unknown.err
 
 
-def test_list_of_a_recipe_of_ones_own(sightline, tmp_path: Path):
-    path = tmp_path / "mine.py"
-    path.write_text('"""My own images.\n\nExpected: much.\n"""\n\n\ndef recipe():\n    pass\n')
-    said = sightline("list", path)
-    assert said.code == 0 and "My own images." in said.out
-
-
 # inspect
 
 

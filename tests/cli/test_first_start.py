@@ -1,11 +1,9 @@
 """Decisions of the first start of a run, precision and batch, which later starts keep; and its warnings."""
 
 import json
-import re
 from hashlib import sha256
 from pathlib import Path
 
-import pytest
 import warm
 import yaml
 
@@ -126,36 +124,7 @@ def test_running_out_of_memory_while_measuring_ends_the_search_and_not_the_run(t
     assert said.code == 6 and "not even a batch of 1 per device fits in 40 % of" in said.stderr, said
 
 
-@pytest.mark.parametrize("value", ["0", "-4", "large", "1.5"])
-def test_nonsense_as_a_batch_is_refused(sightline, value: str):
-    said = sightline("train", "demo_classification", f"--train.global-batch={value}")
-    assert said.code == 2
-    assert ("must be at least 1" if value in ("0", "-4") else "expected a whole number or auto") in said.err
-
-
 def test_only_train_measures_a_batch(sightline):
     for command in ("inspect", "benchmark"):
         said = sightline(command, "resnet50", "--train.global-batch", "auto")
         assert said.code == 2 and f"only `train` measures a batch; give {command} a number" in said.err
-
-
-@pytest.mark.parametrize(
-    ("flags", "warning"),
-    [
-        (
-            ("--schedule.kind=step", "--schedule.drop-epochs", "3", "6"),
-            "the rate never drops: drops at epochs 3, 6, the run ends after 2; scale them with --schedule.drop-epochs, "
-            "or use --schedule.kind cosine",
-        ),
-        (
-            ("--schedule.warmup-epochs=5",),
-            "the rate only rises: warm-up takes 5 epochs, the run ends after 2; shorten it with --schedule.warmup-ep",
-        ),
-        (("--schedule.kind=step", "--schedule.drop-epochs", "1"), ""),
-        ((), ""),
-    ],
-)
-def test_a_schedule_longer_than_the_run_is_a_warning_of_one_line(sightline, tmp_path: Path, flags, warning: str):
-    said = sightline("train", *DEMO, "--batch-size=8", "--train.max-steps=1", "--run.out", tmp_path, *flags)
-    warnings = re.findall("^warning: (.*)", said.out, re.M)
-    assert said.code == 0 and [line[: len(warning)] for line in warnings] == ([warning] if warning else []), said

@@ -9,9 +9,8 @@ import pytest
 import torch
 import yaml
 
-from sightline import config, recipes
+from sightline import recipes
 from sightline.recipe import suggest
-from sightline.recipe.flags import long
 
 NAME = "demo_classification"
 TWO = "2 numbers with spaces between them"
@@ -39,12 +38,6 @@ def test_short_flags_train_and_the_config_holds_the_long_ones(sightline, shapes:
     assert (stored["train"]["epochs"], stored["train"]["global_batch"]) == (1, 40)
     assert stored["optimizer"]["lr"] == 0.03
     assert (stored["run"]["out"], stored["run"]["device"], stored["run"]["workers"]) == (str(out), "cpu", 0)
-
-
-@pytest.mark.parametrize("short", suggest.ALIASES)
-def test_a_short_flag_is_its_long_one_in_both_forms(short: str):
-    meant = suggest.ALIASES[short]
-    assert long(short) == meant and long(f"{short}=a=b") == f"{meant}=a=b" and long(meant) == meant
 
 
 def test_no_short_flag_collides_with_a_real_one():
@@ -171,19 +164,6 @@ def test_a_flag_of_the_command_itself_is_suggested_too(sightline, tmp_path: Path
 def test_a_value_that_a_flag_cannot_have_is_one_line(sightline, typed: str, message: str):
     said = sightline("train", NAME, *typed.split())
     assert (said.code, said.err) == (2, f"error: {message}\n"), said
-
-
-@pytest.mark.parametrize(
-    "typed",
-    [
-        "--data.crop-scale=0.1 1",
-        "--train.deterministic --run.no-channels-last",
-        "--data.mean -1 -.5 1e-3 --lr 1",
-        "--train.fp32-ops a b",
-    ],
-)
-def test_right_values_are_read(typed: str):
-    config.load(NAME, typed.split())
 
 
 def test_unknown_flags_beside_a_config_file_get_a_suggestion(sightline, tmp_path: Path):

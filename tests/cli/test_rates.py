@@ -60,14 +60,6 @@ def test_rates_of_the_originals(
     assert found["lr_at"] == pytest.approx({str(step): rate for step, rate in expected.items()}, abs=1e-6)
 
 
-def test_a_short_run_of_the_pytorch_rates_is_cut_and_not_compressed(capsys):
-    steps = [str(epoch * 625) for epoch in range(5)]
-    flags = [SMALL, "--train.epochs=5", "--train.global-batch=2048", "--json", "--lr-at", *steps]
-    assert cli.main(["inspect", "resnet50", *flags]) == 0
-    found = list(json.loads(capsys.readouterr().out)["lr_at"].values())
-    assert found == pytest.approx([0.1, 0.275, 0.45, 0.625, 0.8], rel=1e-12)
-
-
 def test_ranks_of_several_hosts_are_more_than_the_devices_of_one(capsys):
     flags = [SMALL, "--run.devices=1", "--ranks=16", "--train.global-batch=4096", "--json", "--lr-at", "936"]
     assert cli.main(["inspect", "resnet50_lars", *flags]) == 0
