@@ -192,6 +192,7 @@ class DataFacts:
     steps: Callable[[int], int] | None = None  # of an epoch, by batch, without a partial last one; None if unknown
     opened: Mapping[Any, Any] = field(default_factory=dict)  # what was read, for `open_splits`
     has_test: bool = False  # there is a test split that neither trains nor validates
+    val_items: int = 0  # samples that validate; 0 if unknown
     count: Callable[[], SplitFacts] | None = None  # numbers of the train split; None if unknown
 
 

@@ -63,7 +63,14 @@ def of_images(
     images = len(train)
     said = f"{images} + {len(val)} images of {count} classes in {_name(path)}"
     return DataFacts(
-        line, fields, said, lambda batch: images // batch, opener.opened, has_test=test, count=partial(_count, train)
+        line,
+        fields,
+        said,
+        steps=lambda batch: images // batch,
+        opened=opener.opened,
+        has_test=test,
+        val_items=len(val),
+        count=partial(_count, train),
     )
 
 

@@ -17,6 +17,9 @@ from typing import Any, Literal
 from sightline.parts import DataFacts, SplitFacts
 from sightline.recipe.settings import Origin, Settings
 
+# The standard error of a share that is measured on n samples is at most 0.5 / sqrt(n): 5 points at 100.
+ENOUGH_TO_JUDGE = 100
+WARMUP = 0.05  # of the steps
 Purpose = Literal["train", "look", "score"]
 """train: what is missing may be fetched. look: show what a training would do. score: given weights as they are."""
 
@@ -58,8 +61,9 @@ class Known:
         self.settings = reopened(self.settings, names)
 
     def decide_length(self, epochs: int, because: str, head_epochs: int) -> None:
-        """Set the epochs, how many of them train the head alone, and what is counted in epochs or steps: the patience,
-        two fifths of the evaluations, and the average of weights, over a tenth of the steps."""
+        """Set the epochs, how many of them train the head alone, and what is counted in epochs or steps: the warm-up,
+        at most a twentieth of the steps; the average of weights, over a tenth of them; the patience, two fifths of the
+        evaluations, where there are enough validation samples to tell one score from another."""
         self.decide("train.epochs", epochs, because)
         epochs, batch = self["train.epochs"], self["train.global_batch"]  # what was typed may be shorter
         if isinstance(batch, int):  # else it is still to be measured
@@ -68,6 +72,12 @@ class Known:
             self.decide("train.ema", decay, f"averages about a tenth of {steps} steps")
         if 0 < head_epochs < epochs:
             self.decide("train.head_epochs", head_epochs, "the gradients of a random head would damage the weights")
+        warmup = min(self["schedule.warmup_epochs"] or 0, round(epochs * WARMUP, 4))
+        self.decide("schedule.warmup_epochs", warmup, f"at most a twentieth of {epochs} epochs")
+        if 0 < self.facts.val_items < ENOUGH_TO_JUDGE:
+            few = f"{self.facts.val_items} validation images are too few to tell when the score has stopped rising"
+            self.decide("train.patience", 0, few)
+            return
         evaluations = epochs // self["train.eval_every_epochs"]
         at_least = ", at least 3" * (evaluations * 2 // 5 < 3)
         patience = max(3, evaluations * 2 // 5)

@@ -215,6 +215,24 @@ def test_a_run_keeps_what_was_decided_at_its_start(tmp_path: Path, cached: None)
     assert another.data.class_weights == "balanced" and another.data.size == 160
 
 
+@pytest.mark.parametrize(("val_images", "has_patience"), [(8, False), (99, False), (100, True)])
+def test_patience_needs_enough_validation_images_to_tell_scores_apart(
+    tmp_path: Path, val_images: int, has_patience: bool
+):
+    draw(tmp_path / "data/train", {"a": 12, "b": 12}, (4, 3))
+    draw(tmp_path / "data/val", {"a": val_images // 2, "b": val_images - val_images // 2}, (4, 3))
+    found = resolved("classification", tmp_path / "data", "--weights", "none", "--epochs", "20")
+    assert found.recipe.train.patience == (8 if has_patience else 0)
+    assert (f"{val_images} validation images are too few" in why(found, "train.patience")) is not has_patience
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 0.05), (3, 0.15), (10, 0.5), (20, 1), (40, 1)])
+def test_the_rate_rises_for_a_twentieth_of_a_short_run(tmp_path: Path, epochs: int, warmup: float):
+    data = draw(tmp_path / "data", {"a": 12, "b": 12}, (4, 3))
+    made = resolved("classification", data, "--weights", "none", "--epochs", str(epochs)).recipe
+    assert made.schedule.warmup_epochs == warmup
+
+
 def test_a_typed_value_of_the_resumed_run_still_wins(tmp_path: Path):
     data = draw(tmp_path / "data", {"a": 12, "b": 12})
     first = resolved("classification", data, "--weights", "none")
