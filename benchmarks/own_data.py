@@ -8,8 +8,11 @@ SET has `train` and `test`: class folders; `annotations.json` and `images` (COCO
 SET/train alone; a recipe that selects takes its val split from there. The checkpoint that `evaluate` takes, or the last
 weights of a loop (plain_loops.py), are scored on SET/test. Each command runs as it is typed, and the loop has the
 seconds that the first contender's command took with the same seed. `--parallel N` runs N at a time, each on its share
-of the cores; loops start as soon as their time is known, so that both have about as many neighbours. Prints a table,
-and writes the result after every run, so that a benchmark which is cut short loses nothing.
+of the cores; loops start as soon as their time is known, so that both have about as many neighbours. `--warm` gives
+each contender one process for all its runs (warm.py), with its share of the cores, and all work at once, seed after
+seed: importing, starting CUDA and trying cuDNN's kernels then count once instead of in every run. Prints a table, and
+writes the result after every run, so that a benchmark which is cut short, by `--within SECONDS` or otherwise, loses
+nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -73,6 +77,7 @@ class Job:
     folder: Path
     after: Job | None  # whose seconds a loop has
     row: dict[str, Any] = field(default_factory=dict)
+    process: subprocess.Popen[str] | None = None  # that carries out all commands of a contender
 
     @property
     def is_ready(self) -> bool:
@@ -124,7 +129,7 @@ def loop(job: Job, task: str, cores: list[int]) -> dict[str, Any]:
     if "seconds" not in job.after.row:
         raise ValueError(f"no time is known, because {job.after.name} failed")
     given, out, seen = job.after.row["seconds"], job.folder / "scores.json", job.folder / "seen"
-    words = [sys.executable, str(Path(__file__).with_name("plain_loops.py")), task, *job.words[1:]]
+    words = [*PLAIN_LOOPS, task, *job.words[1:]]
     words += [f"--data={job.data / 'train'}", f"--test={job.data / 'test'}", f"--seed={job.seed}"]
     words += [f"--workers={max(1, len(cores) - 1)}", f"--out={out}", f"--masks={seen}"]
     words += [f"--seconds={given}", f"--started={time.time()}"]
@@ -136,6 +141,7 @@ def loop(job: Job, task: str, cores: list[int]) -> dict[str, Any]:
 
 
 SIGHTLINE = [sys.executable, "-P", "-m", "sightline"]  # the one that is imported here, whose commit is written down
+PLAIN_LOOPS = [sys.executable, str(Path(__file__).with_name("plain_loops.py"))]
 
 
 def call(job: Job, words: Sequence[str], cores: list[int]) -> float:
@@ -144,13 +150,31 @@ def call(job: Job, words: Sequence[str], cores: list[int]) -> float:
     with path.open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(words)}\n")
         log.flush()
-        process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(process.pid, cores)  # before it looks at them
-        code = process.wait()
+        if job.process:
+            code = asked(job.process, words, path)
+        else:
+            process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            keep_to(process, cores)
+            code = process.wait()
     if code:
         raise ValueError(f"exit code {code}: ...{path.read_text(encoding='utf-8', errors='replace')[-1000:]}")
     return time.perf_counter() - started
+
+
+def asked(process: subprocess.Popen[str], words: Sequence[str], log: Path) -> int:
+    """Let warm.py carry out a command; return its exit code."""
+    assert process.stdin and process.stdout
+    is_loop = list(words[: len(PLAIN_LOOPS)]) == PLAIN_LOOPS
+    own = [LOOP, *words[len(PLAIN_LOOPS) :]] if is_loop else words[len(SIGHTLINE) :]
+    process.stdin.write(json.dumps({"words": list(own), "log": str(log)}) + "\n")
+    process.stdin.flush()
+    return int(process.stdout.readline() or 1)
+
+
+def keep_to(process: subprocess.Popen[Any], cores: list[int]) -> None:
+    """Give a process its cores before it looks at them."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(process.pid, cores)
 
 
 def overlap(truth: Path, seen: Path) -> dict[str, float]:
@@ -194,7 +218,7 @@ def jobs_of(args: argparse.Namespace) -> list[Job]:
 
 def carry_out(jobs: list[Job], args: argparse.Namespace, write: Any) -> None:
     """Run N jobs at a time, each on its own cores."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = available_cores()
     share = max(1, len(cores) // args.parallel)
     free = [cores[place * share % len(cores) :][:share] for place in range(args.parallel)]
     waiting, running = list(jobs), dict[Future[None], tuple[Job, list[int]]]()
@@ -208,10 +232,58 @@ def carry_out(jobs: list[Job], args: argparse.Namespace, write: Any) -> None:
                 job, slot = running.pop(done)
                 done.result()
                 free.append(slot)
-                score = job.row.get(SCORES[args.task])
-                shown = f"{score:.4f}  {job.row['seconds']:6.1f} s" if score is not None else job.row["error"]
-                print(f"{job.data.name:16} {job.name:28} seed {job.seed}  {shown}", flush=True)
+                report(job, args.task)
                 write()
+
+
+def carry_out_warm(jobs: list[Job], args: argparse.Namespace, write: Any) -> None:
+    """Run the contenders side by side, each in one process on its share of the cores, seed after seed."""
+    cores, end = available_cores(), time.monotonic() + (args.within or float("inf"))
+    names = list(dict.fromkeys(job.name for job in jobs))
+    share, lock = max(1, len(cores) // len(names)), threading.Lock()
+    processes = []
+
+    def work(name: str, own: list[int]) -> None:
+        words = [sys.executable, str(Path(__file__).with_name("warm.py"))]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        keep_to(process, own)
+        processes.append(process)
+        for job in sorted((job for job in jobs if job.name == name), key=lambda job: job.seed):
+            while not job.is_ready and time.monotonic() < end:
+                time.sleep(0.1)
+            if time.monotonic() >= end:
+                break
+            job.process = process
+            run(job, args.task, args.smoke, own)
+            if time.monotonic() >= end and "error" in job.row:  # its process was killed
+                job.row = {}
+                break
+            with lock:
+                report(job, args.task)
+                write()
+
+    pool = [
+        threading.Thread(target=work, args=(name, cores[place * share % len(cores) :][:share]), daemon=True)
+        for place, name in enumerate(names)
+    ]
+    for each in pool:
+        each.start()
+    for each in pool:
+        each.join(max(0.0, end - time.monotonic()) if args.within else None)
+    for process in processes:
+        process.kill()
+
+
+def available_cores() -> list[int]:
+    """Return the numbers of the cores that may be used."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def report(job: Job, task: str) -> None:
+    """Print a line about a finished run."""
+    score = job.row.get(SCORES[task])
+    shown = f"{score:.4f}  {job.row['seconds']:6.1f} s" if score is not None else job.row["error"]
+    print(f"{job.data.name:16} {job.name:28} seed {job.seed}  {shown}", flush=True)
 
 
 def results(jobs: list[Job], score: str) -> dict[str, Any]:
@@ -242,6 +314,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time")
+    parser.add_argument("--warm", action="store_true", help="one process for each contender, all at once")
+    parser.add_argument("--within", type=float, default=0.0, help="seconds after which a --warm benchmark ends")
     parser.add_argument("--device", default="auto", help="for the record; the runs choose theirs")
     parser.add_argument(
         "--work", type=Path, default=Path("runs/own_data"), help="folder for runs and logs; must be new"
@@ -270,7 +344,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         result.update(seconds=time.perf_counter() - started, results=results(jobs, score))
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
-    carry_out(jobs, args, write)
+    (carry_out_warm if args.warm else carry_out)(jobs, args, write)
     print(f"{'':16} {'':28} {score + ', mean and sd of ' + str(len(args.seeds)):>24} {'seconds':>8}")
     for name, groups in result["results"].items():
         for contender, group in groups.items():

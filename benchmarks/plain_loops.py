@@ -265,7 +265,7 @@ def segmentation(args: argparse.Namespace) -> dict[str, float]:
 LOOPS = {"classification": classification, "detection": detection, "segmentation": segmentation}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train, score and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=list(LOOPS))
@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--clip", type=float, default=5.0)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--size", type=int, default=0, help="pixels; 0: those the network was trained with")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.manual_seed(args.seed)
     torch.backends.cudnn.benchmark = True  # all batches have one size
     args.out.write_text(json.dumps(LOOPS[args.task](args)) + "\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 """benchmarks/own_data.py: how masks are scored, and which run waits for which."""
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 from PIL import Image
 from torchmetrics.classification import MulticlassJaccardIndex
 from torchmetrics.functional.segmentation import dice_score
+
+import sightline
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "own_data.py"
 
@@ -53,3 +56,16 @@ def test_a_loop_waits_for_the_run_whose_time_it_has(own_data, tmp_path):
     assert [job.after for job in loops] == firsts and not any(job.is_ready for job in loops)
     firsts[4].row = {"seconds": 1.0}
     assert [job for job in loops if job.is_ready] == [loops[4]]
+
+
+def test_a_warm_process_carries_out_one_command_after_another(own_data, tmp_path):
+    words = [sys.executable, str(SCRIPT.with_name("warm.py"))]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        codes = [
+            own_data.asked(process, [*own_data.SIGHTLINE, *command.split()], tmp_path / f"{place}.txt")
+            for place, command in enumerate(["--version", "train nothing_of_this_name", "--version"])
+        ]
+        process.stdin.close()
+    assert codes == [0, 2, 0]
+    first, refused, again = ((tmp_path / f"{place}.txt").read_text() for place in range(3))
+    assert first == again == f"sightline {sightline.__version__}\n" and "nothing_of_this_name" in refused
