@@ -10,6 +10,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from typing import IO, BinaryIO, Literal
 from sightline.errors import WRONG_PATH, BadData, DiskFull, SightlineError, UsageError, disk_error
 
 _KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
+_NO_FILE = "is a pipe or a device, expected a file; delete it, or choose another folder"
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 
@@ -185,17 +187,26 @@ def refuse_link(path: str | Path) -> None:
 
 
 def open_text(path: Path, mode: Literal["a", "a+", "w"]) -> IO[str]:
-    """Open a file that has to keep its name, such as a lock or a log; a link in its place is refused."""
+    """Open a file that has to keep its name, such as a lock or a log; a link, a pipe or a device in its place is
+    refused."""
     return open(path, mode, encoding="utf-8", errors="backslashreplace", opener=no_link)
 
 
 def no_link(path: str, flags: int) -> int:
-    """Return a descriptor as os.open does; UsageError if `path` is a symbolic link."""
+    """Return a descriptor as os.open does; UsageError if `path` is a symbolic link, or a pipe, which would be waited
+    for."""
     try:
-        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-    except OSError:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
         refuse_link(path)
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise UsageError(f"{path} {_NO_FILE}") from error
         raise
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):  # Python refuses a folder itself
+        os.close(descriptor)
+        raise UsageError(f"{path} {_NO_FILE}")
+    return descriptor
 
 
 def unwritable(what: object, error: OSError, remedy: str) -> SightlineError:

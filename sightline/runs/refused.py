@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sightline.errors import BadCheckpoint, BadData, RankFailed, SightlineError, UsageError
-from sightline.files.whole import replace_text
+from sightline.files.whole import open_text, replace_text
 from sightline.hardware.launch import among_ranks
 from sightline.runs.attempts import EXIT, read_exit
 from sightline.runs.folder import LOCK, LOG, is_at_work
@@ -67,7 +67,7 @@ def _wrote_exit(folder: Path, error: SightlineError, before: str) -> bool:
 
 def _remove(folder: Path, new: list[Path]) -> None:
     """Remove these folders, unless somebody else has begun to use them."""
-    with contextlib.suppress(OSError), (folder / LOCK).open("a") as lock:
+    with contextlib.suppress(OSError, UsageError), open_text(folder / LOCK, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if all(path.name in WRITTEN_BEFORE or RANK_LOG.fullmatch(path.name) for path in folder.iterdir()):
             with contextlib.suppress(FileNotFoundError):

@@ -133,6 +133,21 @@ def test_a_link_to_nothing_makes_no_file_elsewhere(name: str, act: Act, shared: 
     assert [path.name for path in victim.parent.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(("name", "act"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_a_pipe_in_the_place_of_a_lock_or_log_is_not_waited_for(name: str, act: Act, shared: Path):
+    os.mkfifo(shared / name)  # nobody reads it
+    assert not run_folder.is_at_work(shared)
+    with pytest.raises(UsageError, match=f"{name} is a pipe or a device, expected a file; delete it"):
+        act(shared)
+    reader = os.open(shared / name, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with pytest.raises(UsageError, match=f"{name} is a pipe or a device"):
+            act(shared)
+        assert os.read(reader, 1) == b""  # nothing was written
+    finally:
+        os.close(reader)
+
+
 @pytest.mark.parametrize(("name", "act"), REFUSED_FOLDERS, ids=[name for name, _ in REFUSED_FOLDERS])
 def test_a_link_in_the_place_of_a_folder_is_refused(name: str, act: Act, shared: Path, victim: Path):
     (shared / name).symlink_to(victim.parent)
