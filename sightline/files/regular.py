@@ -1,10 +1,14 @@
-"""Open files of strangers: nothing that makes the reader wait, whatever it is called or links to."""
+"""Open files of strangers: nothing that makes the reader wait, whatever it is called or links to. What is meant to be a
+file and cannot be read as one does not count as missing."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from pathlib import Path
+
+from sightline.errors import UsageError
 
 
 def regular(path: str, flags: int) -> int:
@@ -25,3 +29,21 @@ def regular(path: str, flags: int) -> int:
         os.close(descriptor)
         return os.open(os.devnull, flags)
     return descriptor
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether a file is there. UsageError for a pipe, a device or a link that leads nowhere: without its list of
+    classes or of a split, data would still be read, but mean something else."""
+    try:
+        kind = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.islink(path):
+            raise UsageError(f"{path} is a link that leads nowhere; fix the link or remove it") from None
+        return False
+    except ValueError:  # a name with NUL
+        return False
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}; allow reading it or remove it") from error
+    if stat.S_ISREG(kind) or stat.S_ISDIR(kind):
+        return stat.S_ISREG(kind)
+    raise UsageError(f"{path} is a pipe or a device, expected a file; remove it")

@@ -13,6 +13,7 @@ from sightline.data.volumes.plan import is_plain_name
 from sightline.errors import BadData, UsageError
 from sightline.files.checkpoint_folder import MANIFEST, STATE, names_in
 from sightline.files.our_folders import is_result
+from sightline.files.regular import is_file
 from sightline.files.typed_json import read_json, typed
 from sightline.recipe.recipe import Recipe
 from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES, SCORES
@@ -25,7 +26,7 @@ EXPORTED = (".onnx", ".pt2")
 def runs_of(folder: Path) -> list[Path]:
     """Return the runs of all folds if this is their folder, else the path itself."""
     path = folder / DOCUMENT
-    if not path.is_file():
+    if not is_file(path):
         return [folder]
     try:
         names = [typed(row["folder"], str) for row in read_json(path, MAX_SCORES_BYTES)["folds"]]

@@ -17,6 +17,7 @@ from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import read_label
 from sightline.errors import BadData, UsageError
 from sightline.files.checkpoint_folder import run_of
+from sightline.files.regular import is_file
 from sightline.files.typed_json import read_json, typed
 from sightline.inference import checkpoints
 from sightline.inference.checkpoints import Trained
@@ -63,7 +64,7 @@ def decided(classes: Sequence[str], volumes: Sequence[Sequence[Sequence[float]]]
 def chosen(folder: Path, classes: Sequence[str]) -> tuple[int, ...]:
     """Return the numbers of the classes that `choose` decided for; () where it has not been called."""
     path = folder / DOCUMENT
-    if not path.is_file():
+    if not is_file(path):
         return ()
     try:
         rows = typed(read_json(path, MAX_BYTES)["classes"], list[dict[str, Any]])

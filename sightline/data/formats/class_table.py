@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.errors import BadData
-from sightline.files.regular import regular
+from sightline.files.regular import is_file, regular
 from sightline.files.typed_json import short
 
 FILES = (  # the preferred first
@@ -42,7 +42,7 @@ def find_table(folders: Sequence[Path]) -> ClassTable | None:
     """Return the table of the first of some folders that has one. Raises BadData for a file that is not a table."""
     for folder in folders:
         for name in FILES:
-            if (folder / name).is_file() and (found := read_table(folder / name)):
+            if is_file(folder / name) and (found := read_table(folder / name)):
                 return found
     return None
 

@@ -23,6 +23,7 @@ from sightline.data.sources.box_images import chosen
 from sightline.data.sources.layouts import no_test_split
 from sightline.data.sources.shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
 from sightline.errors import BadData, BadSample
+from sightline.files.regular import is_file
 from sightline.parts import Split
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
@@ -126,7 +127,7 @@ class CocoTFRecordSource(BoxSource):
 def find_json(root: Path, split: Split) -> Path | None:
     """Return the json file of a split, if it lies beside the records."""
     files = [root / folder / f"instances_{split}{year}.json" for folder in _ANNOTATIONS for year in ("2017", "")]
-    return next((file for file in files if file.is_file()), None)
+    return next((file for file in files if is_file(file)), None)
 
 
 def _with_classes(annotations: Annotations, root: Path) -> Annotations:

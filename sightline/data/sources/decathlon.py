@@ -14,6 +14,7 @@ from sightline.data.volumes.layouts import describe_raw, find_raw
 from sightline.data.volumes.plan import PLAN, Case, VolumePlan, read_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.arrays import map_array
+from sightline.files.regular import is_file
 from sightline.parts import DataSpec, Split
 
 _FOLD_SEED = 12345  # the folds that published numbers are of
@@ -21,7 +22,7 @@ _FOLD_SEED = 12345  # the folds that published numbers are of
 
 def detect(path: str) -> bool:
     """Return whether PATH is a prepared folder."""
-    return (Path(path) / PLAN).is_file()
+    return is_file(Path(path) / PLAN)
 
 
 def found_fields(path: str) -> dict[str, str]:

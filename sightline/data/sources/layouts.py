@@ -21,6 +21,7 @@ import numpy as np
 from sightline.errors import BadData, UsageError, first_of
 from sightline.files.our_folders import is_result
 from sightline.files.plain_yaml import read_yaml, to_text
+from sightline.files.regular import is_file
 from sightline.files.typed_json import read_json, short
 from sightline.parts import DataConfig, Split
 
@@ -320,7 +321,7 @@ def kept_of(source: Images) -> dict[str, str]:
 def kept_split(run: Path) -> str:
     """Return the split file of a run that has a checkpoint; "" if there is none. One that failed before decides
     nothing."""
-    return str(run / SPLIT) if (run / SPLIT).is_file() and any(run.glob("checkpoints/ckpt-*")) else ""
+    return str(run / SPLIT) if is_file(run / SPLIT) and any(run.glob("checkpoints/ckpt-*")) else ""
 
 
 def kept_for_val(names: Iterable[bytes], file: Path) -> np.ndarray:

@@ -26,7 +26,7 @@ from sightline.data.sources.layouts import (
 )
 from sightline.data.volumes.layouts import IMAGE_FOLDERS, LABEL_ENDS, LABEL_FOLDERS
 from sightline.errors import BadData, UsageError
-from sightline.files.regular import regular
+from sightline.files.regular import is_file, regular
 from sightline.parts import Split
 
 # In lower case, the preferred first.
@@ -190,14 +190,14 @@ def _split_lists(folder: Path, place: Place) -> Splits | None:
     lists: dict[Split, Path] = {}
     for split in SPLITS:
         files = [folder / f"{name}.txt" for name in NAMES[split]]
-        if file := next((file for file in files if os.path.isfile(file)), None):
+        if file := next((file for file in files if is_file(file)), None):
             lists[split] = file
-    if "train" not in lists and os.path.isfile(folder / "trainval.txt"):
+    if "train" not in lists and is_file(folder / "trainval.txt"):
         lists["train"] = folder / "trainval.txt"
     if "train" not in lists:
         return None
     found = {split: Place(place.images, file) for split, file in lists.items()}
-    file = next((folder / f"{name}.txt" for name in TEST if os.path.isfile(folder / f"{name}.txt")), None)
+    file = next((folder / f"{name}.txt" for name in TEST if is_file(folder / f"{name}.txt")), None)
     test = Place(place.images, file) if file else None
     layout = Splits("masks", found["train"], found.get("val"), test=test)
     if test and test != layout.val and not any(_mask_of(place, name) for name in _listed(test.labels or folder)):

@@ -33,7 +33,7 @@ from sightline.data.sources.layouts import IMAGES, Place, Splits
 from sightline.data.sources.table_columns import TRIED, choose, file_column, files_in
 from sightline.errors import BadData, first_of
 from sightline.files.image_bytes import read_bytes
-from sightline.files.regular import regular
+from sightline.files.regular import is_file, regular
 from sightline.parts import Split
 
 _ENDINGS = (".csv", ".tsv")
@@ -61,7 +61,7 @@ def _find(path: str) -> Splits | None:
     has_classes = any(map(layouts.subfolders, layouts.split_folders(root).values()))
     if has_classes or tar.detect(path) or tfrecord.holds_shards(root):
         return None  # a table beside these says something else of them
-    named = {file.stem.lower(): Place(root, file) for file in sorted(root.glob("*.[cC][sS][vV]")) if file.is_file()}
+    named = {file.stem.lower(): Place(root, file) for file in sorted(root.glob("*.[cC][sS][vV]")) if is_file(file)}
     if "labels" in named:
         return Splits("table", named["labels"], None)
     train, val = (

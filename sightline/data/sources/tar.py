@@ -38,7 +38,7 @@ from sightline.data.sources.shards import (
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.archive import BLOCK, REGULAR, tar_entries
 from sightline.files.positioned import read_at
-from sightline.files.regular import regular
+from sightline.files.regular import is_file, regular
 from sightline.parts import DataConfig, Split
 
 IMAGES = tuple(suffix.removeprefix(".") for suffix in DataConfig.file_suffixes)
@@ -147,7 +147,7 @@ def _index_of(root: Path, split: Split, shards: list[Shard]) -> Index:
 def _read_classes(root: Path, shards: list[Shard]) -> tuple[str, ...]:
     """Return the lines of classes.txt in PATH or beside the shards; none where there is no such file."""
     for path in (root / CLASSES_FILE, shards[0].path.parent / CLASSES_FILE):
-        if not path.is_file():
+        if not is_file(path):
             continue
         if path.stat().st_size > MAX_CLASSES_BYTES:
             raise BadData(f"{path} has more than {MAX_CLASSES_BYTES} bytes; expected one class name a line")

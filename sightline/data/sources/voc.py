@@ -36,7 +36,7 @@ from sightline.data.sources.layouts import (
     with_labels_beside,
 )
 from sightline.errors import BadData, first_of
-from sightline.files.regular import regular
+from sightline.files.regular import is_file, regular
 from sightline.files.typed_json import short
 from sightline.parts import Split
 
@@ -142,7 +142,7 @@ def _find(path: Path) -> Splits | None:
 
 def _with_test_list(layout: Splits, place: Place, lists: Path) -> Splits:
     """Add the split of a list called test, if any of its images has an annotation: those of a contest have none."""
-    file = next((lists / f"{name}.txt" for name in TEST if os.path.isfile(lists / f"{name}.txt")), None)
+    file = next((lists / f"{name}.txt" for name in TEST if is_file(lists / f"{name}.txt")), None)
     if file is None or place.labels is None:
         return layout
     test = Place(place.images, file)
@@ -190,9 +190,9 @@ def _split_lists(folder: Path) -> dict[Split, Path]:
     found: dict[Split, Path] = {}
     for split in SPLITS:
         files = [folder / f"{name}.txt" for name in NAMES[split]]
-        if file := next((file for file in files if os.path.isfile(file)), None):
+        if file := next((file for file in files if is_file(file)), None):
             found[split] = file
-    if "train" not in found and os.path.isfile(folder / "trainval.txt"):
+    if "train" not in found and is_file(folder / "trainval.txt"):
         found["train"] = folder / "trainval.txt"
     return found
 

@@ -36,7 +36,7 @@ from sightline.data.sources.layouts import (
 from sightline.data.sources.outlines import OutlineImages
 from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.files.plain_yaml import read_yaml
-from sightline.files.regular import regular
+from sightline.files.regular import is_file, regular
 from sightline.files.typed_json import short
 from sightline.parts import Split
 
@@ -157,7 +157,7 @@ class Pairs:
         for name in names:
             image = file.parent / name
             label = label_of(image)
-            pairs.append(Pair(name, image, label if os.path.isfile(label) else None))
+            pairs.append(Pair(name, image, label if is_file(label) else None))
             times += [_size_and_time(path) for path in (image, label)]
         return cls(file.parent, pairs, [names, times], [changed for _, changed in times])
 
@@ -328,7 +328,7 @@ def _find_yaml(root: Path) -> Path | None:
     if not os.path.isdir(root):
         return None
     for name in _YAMLS:
-        if os.path.isfile(root / name):
+        if is_file(root / name):
             try:
                 if _is_data(read_yaml(root / name)):
                     return root / name
@@ -462,11 +462,13 @@ def _has_pair(folder: Path) -> bool:
 def _listed_classes(root: Path) -> tuple[str, ...]:
     """Return the names in classes.txt, one per line; () if there is no such file."""
     for folder in (root, root / "labels", root / "labels" / "train", root / "train"):
+        if not is_file(folder / CLASSES):
+            continue
         try:
             with open(folder / CLASSES, "rb", opener=regular) as file:
                 text = file.read(_MAX_CLASSES_BYTES).decode("utf-8-sig", "replace")
-        except OSError:
-            continue
+        except OSError as error:
+            raise BadData(f"{folder / CLASSES} cannot be read: {error.strerror}") from error
         return tuple(name.strip() for name in text.splitlines() if name.strip())
     return ()
 

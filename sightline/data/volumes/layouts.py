@@ -30,6 +30,7 @@ from sightline.data.volumes.files import SUFFIXES, case_name, channel_files
 from sightline.data.writing.pieces import NOTES
 from sightline.errors import BadData, UsageError, first_of
 from sightline.files.archive import clean_name
+from sightline.files.regular import is_file
 from sightline.files.typed_json import read_json, short
 
 JSON = "dataset.json"
@@ -89,7 +90,7 @@ def is_raw(path: Path) -> bool:
         return read_description(str(path)).kind == KIND
     if (path / NOTES).is_dir():  # written by `prepare`, and not finished if it has no plan
         return False
-    return path.is_dir() and ((path / JSON).is_file() or has_folders(path))
+    return path.is_dir() and (is_file(path / JSON) or has_folders(path))
 
 
 def find_raw(path: Path) -> Path | None:
@@ -103,7 +104,7 @@ def read_raw(path: Path, changed_ns: int | None = None) -> Raw:
     """Read any layout; raise BadData for a dataset.json that is not as its format says, UsageError for odd folders."""
     if is_description(str(path)):
         return _read_described(path)
-    if not (path / JSON).is_file() and (folders := find_folders(path)):
+    if not is_file(path / JSON) and (folders := find_folders(path)):
         return _from_folders(path, path.name, *folders)
     file = path / JSON
     try:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from sightline.errors import UsageError
 from sightline.files.plain_yaml import read_yaml
-from sightline.files.regular import regular
+from sightline.files.regular import is_file, regular
 
 
 @pytest.mark.parametrize("content", [b"", b"a\n\xff", bytes(3_000_000)])
@@ -50,3 +51,17 @@ def test_a_pipe_is_read_as_yaml_where_the_user_named_it():
     os.close(write)
     assert read_yaml(Path(f"/proc/self/fd/{read}"), may_wait=True) == {"train": {"epochs": 3}}
     os.close(read)
+
+
+def test_only_what_is_not_there_at_all_counts_as_missing(tmp_path: Path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "lost").symlink_to("nowhere")
+    (tmp_path / "circle").symlink_to("circle")
+    os.mkfifo(tmp_path / "pipe")
+    assert is_file(tmp_path / "file") and is_file(str(tmp_path / "link"))
+    for name in ("missing", "file/below", "", "a\0b"):
+        assert not is_file(os.path.join(tmp_path, name))
+    for name, told in (("lost", "leads nowhere"), ("circle", "cannot be read: Too many"), ("pipe", "is a pipe")):
+        with pytest.raises(UsageError, match=rf"{name}.*{told}.*remove it"):
+            is_file(tmp_path / name)
