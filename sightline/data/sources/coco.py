@@ -30,7 +30,7 @@ from sightline.data.sources.layouts import (
 )
 from sightline.data.sources.outlines import CocoMasks, Outlined, read_outlined
 from sightline.errors import BadData, UsageError, first_of
-from sightline.files.regular import regular
+from sightline.files.regular import is_file, regular
 from sightline.parts import Split
 
 EXPECTED = "PATH/annotations/instances_{0}2017.json with PATH/{0}2017/*.jpg, or instances_{0}.json with {0}/"
@@ -219,31 +219,43 @@ class Files:
         """Return the folder that has most of some names; BadData if none has any."""
         step = max(1, len(names) // _SAMPLED)
         some = [names[at] for at in range(0, len(names), step)][:_SAMPLED]
-        folders = list(dict.fromkeys(self._candidates(split)))
-        found = [sum(os.path.isfile(folder / name) for name in some) for folder in folders]
-        if not any(found):
-            is_published = self.file(split).name == PUBLISHED.format(split)
-            raise BadData(
-                f"{self.file(split)} names {len(names)} images ({', '.join(some[:2])} ...), none of them in "
-                f"{first_of(folders)}; " + (f"unpack {split}2017.zip into {self.root}" if is_published else _DESCRIBE)
-            )
-        return folders[found.index(max(found))]
+        tried: list[Path] = []
+        for folders in self._candidates(split):
+            found = [sum(os.path.isfile(folder / name) for name in some) for folder in folders]
+            if any(found):
+                return folders[found.index(max(found))]
+            tried += [folder for folder in folders if folder not in tried]
+        is_published = self.file(split).name == PUBLISHED.format(split)
+        raise BadData(
+            f"{self.file(split)} names {len(names)} images ({', '.join(some[:2])} ...), none of them in "
+            f"{first_of(tried)}; " + (f"unpack {split}2017.zip into {self.root}" if is_published else _DESCRIBE)
+        )
 
-    def _candidates(self, split: Split) -> Iterator[Path]:
-        """Yield folders that may hold the images, the best first: of equal ones the first is used."""
+    def _candidates(self, split: Split) -> Iterator[list[Path]]:
+        """Yield folders that may hold the images: those that are called like the split, those that name none, and where
+        there is none of the split's own, all. Both splits may number their images alike, so one that misses some must
+        not be read from the other's folder."""
+        own = list(self._of_split(split))
+        yield own
+        beside = self.file(split).parent
+        below = {self.root / name: name for name in subfolders(self.root)}
+        unnamed = [path for path, name in below.items() if split_of(name) is None and not is_of_test(name)]
+        yield [*(self.root / name for name in _IMAGE_FOLDERS), self.root, beside, *unnamed]
+        if not any(map(os.path.isdir, own)):
+            yield [*below]
+
+    def _of_split(self, split: Split) -> Iterator[Path]:
+        """Yield folders that are called like a split, or lie with its json file in a folder of their own."""
         beside = self.file(split).parent
         if beside != self.root and beside.name.lower() not in _JSON_FOLDERS:
             yield from (beside, *(beside / name for name in _IMAGE_FOLDERS))
         is_own = is_of_test if split == "test" else lambda name: split_of(name) == split
         own = [name for name in subfolders(self.root) if is_own(name)]
         in_images = [name for name in subfolders(self.root / "images") if is_own(name)]
-        if len(self.jsons) > 1:  # else the file is of all splits
+        if len(self.jsons) > 1 or is_own(self.file(split).name):  # else the file is of all splits
             yield from (self.root / name for name in own)
             yield from (self.root / name / "images" for name in own)
             yield from (self.root / "images" / name for name in in_images)
-        yield from (self.root / name for name in _IMAGE_FOLDERS)
-        yield from (self.root, beside)
-        yield from (self.root / name for name in subfolders(self.root))
 
 
 def split_of(name: str) -> Split | None:
@@ -322,6 +334,8 @@ def _json_names(folder: Path) -> list[str]:
 
 
 def _has_lists(file: Path) -> bool:
+    if not is_file(file):
+        return False
     try:
         with open(file, "rb", opener=regular) as opened:
             return _LISTS.search(opened.read(_HEAD)) is not None

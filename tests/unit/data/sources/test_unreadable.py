@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sightline.data.sources import open_boxes
+from sightline.data.sources import open_boxes, open_masks, open_source
 from sightline.data.sources.layouts import NoTestSplit
 from sightline.data.sources.shards import Shard, list_folder
-from sightline.errors import BadData, SightlineError
+from sightline.errors import BadData, SightlineError, UsageError
 
 XML = "<annotation><filename>{0}.png</filename><size><width>8</width><height>6</height></size>{1}</annotation>"
 OBJECT = "<object><name>cat</name><bndbox><xmin>2</xmin><ymin>2</ymin><xmax>5</xmax><ymax>5</ymax></bndbox></object>"
@@ -219,3 +219,101 @@ def test_shards_that_cannot_be_read_are_named(tmp_path: Path, broken):
         list_folder(tmp_path)
     with pytest.raises(BadData, match=r"gone cannot be read: No such file or directory"):
         Shard.at(tmp_path, tmp_path / "gone")
+
+
+# Files that say what the data mean
+
+
+def masks(root: Path) -> Path:
+    for number in range(3):
+        image(root / "images" / str(number))
+        (root / "masks").mkdir(exist_ok=True)
+        Image.frombytes("L", (8, 6), bytes(number % 2 for number in range(48))).save(root / "masks" / f"{number}.png")
+    return root
+
+
+def class_folders(root: Path) -> Path:
+    for name in ("cat/a", "cat/b", "dog/a", "dog/b"):
+        image(root / name)
+    return root
+
+
+def of_image(number: int) -> str:
+    listed = [{"id": 1, "file_name": "a.png", "width": 8, "height": 6}]
+    boxes = [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [number, 1, 2, 2]}]
+    return json.dumps({"images": listed, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]})
+
+
+def coco(root: Path) -> Path:
+    """train.json with train/a.png and val.json with val/a.png: the images of both splits are called alike."""
+    for number, split in enumerate(("train", "val")):
+        image(root / split / "a")
+        (root / f"{split}.json").write_text(of_image(number))
+    return root
+
+
+def listed_yolo(root: Path) -> Path:
+    yaml(yolo(root), "train: train.txt\nval: images/val\nnames: [cat]\n")
+    (root / "train.txt").write_text("./images/train/a.png\n")
+    return root
+
+
+def listed_voc(root: Path) -> Path:
+    for name in "abc":
+        voc(root, name=name)
+    (root / "ImageSets" / "Main").mkdir(parents=True)
+    for name, split in zip("abc", ("train", "val", "test"), strict=True):
+        (root / "ImageSets" / "Main" / f"{split}.txt").write_text(f"{name}\n")
+    return root
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link"])
+@pytest.mark.parametrize(
+    ("write", "name", "open_one"),
+    [
+        (masks, "classes.txt", open_masks),
+        (masks, "masks/_classes.csv", open_masks),
+        (yolo, "data.yaml", open_boxes),
+        (yolo, "labels/classes.txt", open_boxes),
+        (listed_yolo, "labels/train/a.txt", open_boxes),
+        (listed_voc, "ImageSets/Main/train.txt", open_boxes),
+        (listed_voc, "ImageSets/Main/val.txt", open_boxes),
+        (listed_voc, "ImageSets/Main/test.txt", open_boxes),
+        (coco, "train.json", open_boxes),
+        (coco, "val.json", open_boxes),
+        (class_folders, "labels.csv", open_source),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_list_that_is_no_file_is_not_as_if_there_were_none(tmp_path: Path, write, name: str, open_one, kind: str):
+    """Without it the data mean something else: other classes, other splits."""
+    root = write(tmp_path / "data")
+    (root / name).unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(root / name)  # nobody writes to it: opening it would wait
+    else:
+        (root / name).symlink_to("nowhere")
+    said = "is a pipe or a device" if kind == "a pipe" else "is a link that leads nowhere"
+    with pytest.raises(UsageError, match=f"{name} {said}.*remove it"):
+        open_one("auto", str(root), "train")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_an_image_that_one_split_misses_is_not_taken_from_the_other(tmp_path: Path, split: str):
+    root = coco(tmp_path / "data")
+    image(root / split / "b")
+    content = json.loads((root / f"{split}.json").read_text())
+    content["images"].append({"id": 2, "file_name": "b.png", "width": 8, "height": 6})
+    (root / f"{split}.json").write_text(json.dumps(content))
+    (root / split / "a.png").unlink()
+    with pytest.raises(BadData, match=rf"{split} lacks 1 of .*, the first one a\.png"):
+        open_boxes("auto", str(root), split)
+    (root / split / "b.png").unlink()
+    with pytest.raises(BadData, match=rf"none of them in .*{split}"):
+        open_boxes("auto", str(root), split)
+
+
+def test_the_one_json_file_of_a_split_is_of_the_folder_of_that_split(tmp_path: Path):
+    root = coco(tmp_path / "data")
+    (root / "train.json").unlink()
+    assert open_boxes("auto", str(root), "val").layout.val.images == root / "val"
