@@ -24,7 +24,9 @@ MAX_VOXELS = MAX_BYTES // 4  # of all channels
 _MAX_SIDE = 2**15
 _MAX_OFFSET = 16 * 2**20  # of the voxels in the file: a header and its extensions
 _MAX_TAIL = 64 * 2**10  # bytes after the voxels, which some programs leave; a small file may unpack to any amount
+_MAX_START = 64 * 2**10  # bytes of a packed file that its header is read from: names and empty parts may come before it
 _DEFLATE_RATIO = 1032  # bytes that one byte of a gzip file can become at most
+_PACKED = 1.01, 2**20  # of packed voxels: how much larger than plain they may be, as a factor and in bytes
 _SPACING_MM = (1e-4, 1e4)
 _CHUNK = 1 << 20
 
@@ -172,7 +174,7 @@ def _header(file: BinaryIO, path: Path, name: str) -> Header:
         return BadSample(name, f"{path}: {reason}")
 
     try:
-        begin = file.read(540)
+        begin = _start(file).read(540)
     except (OSError, EOFError, zlib.error) as error:
         raise refuse(f"is damaged ({error}); fetch it again") from error
     kinds: dict[int, Any] = {348: nibabel.Nifti1Header, 540: nibabel.Nifti2Header}
@@ -212,6 +214,15 @@ def _header(file: BinaryIO, path: Path, name: str) -> Header:
     return header
 
 
+def _start(file: BinaryIO) -> BinaryIO:
+    """Return the start of a file, unpacked: gzip's reader goes through names and empty parts a byte at a time."""
+    if not isinstance(file, gzip.GzipFile):
+        return file
+    packed = file.fileobj.read(_MAX_START)
+    file.fileobj.seek(0)
+    return gzip.GzipFile(fileobj=io.BytesIO(packed))  # type: ignore[return-value]  # a BufferedIOBase
+
+
 def _shape(dim: list[int], refuse: Any) -> tuple[int, int, int, int]:
     axes = dim[0]
     sizes = dim[1 : axes + 1] if 1 <= axes <= 7 else []
@@ -235,5 +246,5 @@ def _check_size(header: Header, is_packed: bool, stored: int, refuse: Any) -> No
     wanted = header.offset + size
     if wanted > (stored * _DEFLATE_RATIO if is_packed else stored):
         raise refuse(f"its header claims {wanted} bytes, which {stored} cannot hold; it was cut off, fetch it again")
-    if not is_packed and stored > wanted + _MAX_TAIL:
-        raise refuse(f"has {stored} bytes where its header claims {wanted}; write it again")
+    if stored > (wanted * _PACKED[0] + _PACKED[1] if is_packed else wanted) + _MAX_TAIL:
+        raise refuse(f"has {stored} bytes where its header claims {wanted}{' unpacked' * is_packed}; write it again")
