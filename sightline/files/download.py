@@ -15,21 +15,24 @@ import ipaddress
 import json
 import os
 import re
+import socket
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from sightline import __version__, terminal
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, SightlineError, UsageError
+from sightline.files.regular import regular
 from sightline.files.typed_json import read_json
-from sightline.files.whole import check_room, no_link, replace_text, reporting_disk_errors
+from sightline.files.whole import check_room, no_link, replace_text, reporting_disk_errors, unwritable
 from sightline.terminal.progress import Progress
 
 _CHUNK = 1 << 18
@@ -117,6 +120,13 @@ def fetch(
     many more bytes, in place of the check here. Returns the whole sha256.
     """
     check_url(url, url)
+    with _naming_wrong_paths(target):
+        return _fetched(url, target, expected, progress, patience, waits, room)
+
+
+def _fetched(
+    url: str, target: Path, expected: Expected, progress: Progress, patience: Patience, waits: bool, room: Room | None
+) -> str:
     if target.exists():
         return _check_present(target, expected, progress)
     with _locked(target, waits) as part:
@@ -159,9 +169,19 @@ def fetch_by_name(
         return ""
     found = fetch(url, target, Expected(sha256=checksum_in(target.name)), progress, patience, waits=True, room=room)
     values = {"url": shown_address(url), "size": target.stat().st_size, "sha256": found}
-    with reporting_disk_errors(str(record)):
+    with _naming_wrong_paths(record), reporting_disk_errors(str(record)):
         replace_text(record, json.dumps(values) + "\n")
     return found
+
+
+@contextmanager
+def _naming_wrong_paths(target: Path) -> Iterator[None]:
+    """Raise UsageError for a folder or something else that lies where a file should be written."""
+    try:
+        yield
+    except OSError as error:
+        place = error.filename2 or error.filename or target
+        raise unwritable(place, error, "move away what lies there, or choose another folder") from error
 
 
 @dataclass
@@ -244,7 +264,7 @@ class _Transfer:
     def _receive(self) -> None:
         """Send one request, for what is missing; _Cut if it brought less."""
         try:
-            with _opened(self._request(), self.patience.timeout_s) as answer:
+            with _Watch(self) as watch, _opened(self._request(), self.patience.timeout_s, watch) as answer:
                 self._prepare_for(answer)
                 self._store(answer)
         except _NoSuchRange:
@@ -338,12 +358,14 @@ class _Transfer:
 
 
 def _check_present(target: Path, expected: Expected, progress: Progress) -> str:
+    if not target.is_file():
+        raise NotFetched(f"{target} is not a file; move it away, it is not overwritten")
     size, digests, done = target.stat().st_size, expected.digests(), 0
     if expected.size is not None and size != expected.size:
         raise NotFetched(
             f"{target} has {size} bytes, {expected.size} were expected; move it away, it is not overwritten"
         )
-    with target.open("rb") as file:
+    with open(target, "rb", opener=regular) as file:
         while chunk := file.read(_CHUNK):
             for digest in digests.values():
                 digest.update(chunk)
@@ -437,13 +459,67 @@ def shown_address(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"[:300]
 
 
+class _Watch:
+    """Ends the connection of a try that brings no byte of the file in twice the time that a silent server has: urllib's
+    own timeout begins again with every byte, so heads, chunks and trailers that drip would never end."""
+
+    def __init__(self, transfer: _Transfer):
+        self.transfer, self.sockets = transfer, list[socket.socket]()
+        self.limit_s = 2 * transfer.patience.timeout_s
+        self.is_late = False
+        self._ended = threading.Event()
+
+    def __enter__(self) -> _Watch:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._ended.set()
+        if self.is_late and isinstance(error, SightlineError | _Cut):
+            raise _Cut(f"no byte of the file came in {self.limit_s:g} s") from error
+
+    def _watch(self) -> None:
+        done = self.transfer.done
+        while not self._ended.wait(self.limit_s):
+            if done == (done := self.transfer.done):
+                self.is_late = True
+                for each in self.sockets:
+                    with suppress(OSError):
+                        each.shutdown(socket.SHUT_RDWR)
+                return
+
+    def handlers(self) -> Iterator[urllib.request.BaseHandler]:
+        """Yield what speaks http and https over connections that are watched."""
+        watch = self
+
+        class Http(http.client.HTTPConnection):
+            def connect(self) -> None:
+                super().connect()
+                watch.sockets.append(self.sock)
+
+        class Https(http.client.HTTPSConnection):
+            def connect(self) -> None:
+                super().connect()
+                watch.sockets.append(self.sock)
+
+        class HttpHandler(urllib.request.HTTPHandler):
+            def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+                return self.do_open(Http, request)
+
+        class HttpsHandler(urllib.request.HTTPSHandler):
+            def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+                return self.do_open(Https, request, context=ssl.create_default_context())
+
+        yield from (HttpHandler(), HttpsHandler())
+
+
 @contextmanager
-def _opened(request: urllib.request.Request, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
+def _opened(request: urllib.request.Request, timeout_s: float, watch: _Watch) -> Iterator[http.client.HTTPResponse]:
     """Return the answer to a request; _Cut for what may pass, NotFetched for what will not."""
     for _ in range(_REDIRECTS + 1):
         with _network_errors(request.full_url):
             try:
-                answer = _opener(request.full_url).open(request, timeout=timeout_s)
+                answer = _opener(request.full_url, watch).open(request, timeout=timeout_s)
             except urllib.error.HTTPError as error:
                 # Followed here, not by urllib: it reads the body of a redirect whole, however long that is.
                 if error.code not in _MOVED or "Location" not in error.headers:
@@ -457,15 +533,14 @@ def _opened(request: urllib.request.Request, timeout_s: float) -> Iterator[http.
     raise NotFetched(f"{shown_address(request.full_url)}: more than {_REDIRECTS} redirects, or a circle of them")
 
 
-def _opener(url: str) -> urllib.request.OpenerDirector:
+def _opener(url: str, watch: _Watch) -> urllib.request.OpenerDirector:
     """Return one that speaks http and https and nothing else."""
     opener = urllib.request.OpenerDirector()
     # Proxies as the environment says, but never between this machine and itself.
     is_local = _is_loopback(urllib.parse.urlsplit(url).hostname or "")
     for handler in (
         urllib.request.ProxyHandler({} if is_local else None),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+        *watch.handlers(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.HTTPErrorProcessor(),
     ):

@@ -376,6 +376,35 @@ def test_slow_server(serve, target, drips):
     assert target.read_bytes() == DATA and len(server.asked) == 2
 
 
+@pytest.mark.parametrize("drips", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nA: "])
+def test_a_head_that_drips_without_end(serve, target, drips):
+    """urllib's timeout begins again with every byte."""
+
+    def head(handler: Handler) -> None:
+        handler.wfile.write(drips)
+        while not handler.server.released.wait(0.05):
+            handler.wfile.write(drips if b"100" in drips else b"a" if drips.endswith(b" ") else b"Set-Cookie: a\r\n")
+
+    server = serve(first(head, ranges()))
+    get(server, target)
+    assert target.read_bytes() == DATA and len(server.asked) == 2
+    server.answer = head
+    target.unlink()
+    with pytest.raises(NotFetched, match="tried 3 times; check the network"):
+        get(server, target)
+
+
+def test_a_trailer_that_drips_without_end(serve, target):
+    def trailer(handler: Handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
+        while not handler.server.released.wait(0.05):
+            handler.wfile.write(b"a: b\r\n")
+
+    server = serve(first(trailer, lambda handler: handler.reply(200, DATA, Content_Length=len(DATA))))
+    get(server, target)
+    assert target.read_bytes() == DATA and len(server.asked) == 2
+
+
 def test_silent_server(serve, target, capsys):
     """What is waited for is said before the wait, each retry with its cause, and at the end what to do."""
     server = serve(lambda handler: handler.server.released.wait(5))
@@ -447,6 +476,27 @@ def test_two_at_once(serve, target):
 def test_folder_that_is_not_there(serve, tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         get(serve(ranges()), tmp_path / "none" / "train.zip")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
+def test_what_is_no_file_is_neither_read_nor_replaced(serve, target, make):
+    make(target)
+    with pytest.raises(NotFetched, match=r"train\.zip is not a file; move it away"):
+        get(serve(ranges()), target)
+    assert names(target) == ["train.zip"]
+
+
+@pytest.mark.parametrize(
+    "name", [".part", ".part.json", ".sha256.json", f".wrong-{hashlib.sha256(b'no').hexdigest()[:8]}"]
+)
+def test_a_folder_in_the_place_of_a_file_is_named(serve, target, name):
+    server = serve(lambda handler: handler.reply(200, b"no", Content_Length=2))
+    (target.parent / f"train.zip{name}").mkdir()
+    fetch_it = fetch_by_name if name == ".sha256.json" else lambda url, to, patience: get(server, to, size=2)
+    with pytest.raises(
+        UsageError, match=rf"train\.zip{name} cannot be written: Is a directory; .*choose another folder"
+    ):
+        fetch_it(f"{server.url}/train.zip", target, patience=QUICK)
 
 
 def test_a_link_in_the_place_of_the_part_is_not_followed(serve, target):
