@@ -164,10 +164,11 @@ def fetch_by_name(
     record = _beside(target, ".sha256.json")
     known = _read_record(record)
     size, sha256 = known.get("size"), known.get("sha256")
-    if type(size) is int and isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
+    named = checksum_in(target.name)
+    if type(size) is int and isinstance(sha256, str) and re.fullmatch(f"(?={named})[0-9a-f]{{64}}", sha256):
         fetch(url, target, Expected(size, sha256), progress, patience, waits=True, room=room)
         return ""
-    found = fetch(url, target, Expected(sha256=checksum_in(target.name)), progress, patience, waits=True, room=room)
+    found = fetch(url, target, Expected(sha256=named), progress, patience, waits=True, room=room)
     values = {"url": shown_address(url), "size": target.stat().st_size, "sha256": found}
     with _naming_wrong_paths(record), reporting_disk_errors(str(record)):
         replace_text(record, json.dumps(values) + "\n")

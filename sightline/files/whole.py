@@ -33,15 +33,27 @@ def user_cache() -> Path | None:
 
 
 def cache_folder(name: str) -> Path | None:
-    """Return a folder of the user's cache that can be written; None if there is none."""
+    """Return a folder of the user's cache that can be written; None if there is none, or one that others may write to:
+    what lies there is taken for our own, compiled code too."""
     cache = user_cache()
     if cache is None:
         return None
+    folder = cache / name
     try:
-        (cache / name).mkdir(parents=True, exist_ok=True)
+        cache.mkdir(0o700, parents=True, exist_ok=True)
+        folder.mkdir(0o700, exist_ok=True)
+        if not (_is_ours(cache) and _is_ours(folder)):
+            return None
     except OSError:
         return None
-    return cache / name if os.access(cache / name, os.W_OK | os.X_OK) else None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether nobody but this user (and root) can write to a folder, or put another one in its place."""
+    info, above = folder.stat(), folder.parent.stat().st_mode
+    can_be_replaced = above & stat.S_IWOTH and not above & stat.S_ISVTX
+    return info.st_uid in (os.geteuid(), 0) and not info.st_mode & stat.S_IWOTH and not can_be_replaced
 
 
 def nearest(folder: Path) -> Path:

@@ -24,7 +24,7 @@ from sightline.data.sources import index_files
 from sightline.data.writing.pieces import Journal, alone_in
 from sightline.engine.checkpoint import Checkpoints
 from sightline.errors import UsageError
-from sightline.files.whole import write_text, write_whole
+from sightline.files.whole import cache_folder, write_text, write_whole
 from sightline.runs import folder as run_folder
 from sightline.runs.attempts import Attempt
 from sightline.runs.benchmark_log import BenchmarkLog
@@ -228,3 +228,29 @@ def test_batches_follow_no_link(shared: Path, victim: Path):
     data = ClassificationData(path="synthetic:classes=4,samples=30,size=12", size=8, eval_resize=8, eval_size=8)
     dump(data, shared, 4, 2, 0, plant)
     assert victim.read_text() == MINE and not any(path.is_symlink() for path in planted)
+
+
+# The user's cache
+
+
+def test_a_cache_that_others_can_write_to_is_not_used(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    """Compiled code is loaded from it; XDG_CACHE_HOME may be /tmp."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared))
+    shared.chmod(0o1777)
+    before = os.umask(0)
+    try:
+        folder = cache_folder("compiled")
+    finally:
+        os.umask(before)
+    assert folder == shared / "sightline" / "compiled" and folder.stat().st_mode & 0o777 == 0o700
+    for place, mode in ((folder, 0o777), (folder.parent, 0o1777), (shared, 0o777)):
+        kept = place.stat().st_mode
+        place.chmod(mode)
+        assert cache_folder("compiled") is None
+        place.chmod(kept)
+    assert cache_folder("compiled") == folder
+    if os.geteuid() == 0:
+        os.chown(folder, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert cache_folder("compiled") is None

@@ -10,10 +10,11 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from sightline.files.typed_json import read_json
+from sightline.files.typed_json import read_json, typed
 from sightline.files.whole import cache_folder, replace_text
 from sightline.kernels.cudnn.plans import Engine
 
@@ -53,19 +54,17 @@ def read(key: str) -> Record | None:
         found = read_json(folder / _name(key), MOST_BYTES)
         if found["format"] != FORMAT or found["key"] != key:
             return None
-        engines = {str(part): _engine(engine) for part, engine in found["engines"].items()}
-        return Record(key, engines, {str(name): float(ms) for name, ms in found["times_ms"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        engines = {part: _engine(engine) for part, engine in typed(found["engines"], dict[str, Any]).items()}
+        return Record(key, engines, typed(found["times_ms"], dict[str, float]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None  # damaged: measured again, and replaced
 
 
-def _engine(found: dict[str, object] | None) -> Engine | None:
+def _engine(found: dict[str, Any] | None) -> Engine | None:
     if found is None:
         return None
-    knobs: object = found["knobs"]
-    if not isinstance(knobs, dict) or not isinstance(number := found["number"], int):
-        raise ValueError("an engine is a number and its knobs")
-    return Engine(number, {int(kind): int(value) for kind, value in knobs.items()})
+    knobs = typed(found["knobs"], dict[str, int])
+    return Engine(typed(found["number"], int), {int(kind): value for kind, value in knobs.items()})
 
 
 def write(record: Record) -> None:

@@ -555,6 +555,18 @@ def test_a_file_that_somebody_put_there_is_compared_with_its_name(serve, hashed)
     assert server.asked == [] and hashed.with_name(f"{hashed.name}.sha256.json").exists()
 
 
+def test_a_record_of_another_file_than_the_name_says_counts_for_nothing(serve, hashed):
+    """Somebody may have put both into the cache."""
+    forged = {"size": 2, "sha256": hashlib.sha256(b"no").hexdigest()}
+    hashed.with_name(f"{hashed.name}.sha256.json").write_text(json.dumps(forged))
+    hashed.write_bytes(b"no")
+    with pytest.raises(NotFetched, match=f"its sha256 is {forged['sha256']}, {SHA256[:8]} was expected"):
+        fetch_by_name(f"{serve(ranges()).url}/{hashed.name}", hashed, patience=QUICK)
+    hashed.unlink()
+    fetch_by_name(f"{serve(ranges()).url}/{hashed.name}", hashed, patience=QUICK)
+    assert hashed.read_bytes() == DATA
+
+
 def test_a_name_without_a_checksum_takes_the_first_file_and_no_other(serve, target):
     by_name(serve(ranges()), target)
     target.unlink()

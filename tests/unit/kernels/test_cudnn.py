@@ -119,6 +119,9 @@ def test_a_damaged_record_is_measured_again(cache):
         "[]",
         whole.replace('"a key"', '"other"'),
         whole.replace('"number": 2', '"number": {}'),
+        whole.replace('"number": 2', f'"number": {10**30}'),  # more than 64 bits
+        whole.replace('"knobs": {}', '"knobs": {"1": Infinity}'),
+        whole.replace('"times_ms": {}', f'"times_ms": {{"plain": {10**400}}}'),
     ):
         assert text != whole
         file.write_text(text)
