@@ -22,7 +22,7 @@ from sightline.files.regular import regular
 
 MAX_DEPTH = 16  # of lists and objects within each other: comparing and printing recurse
 _WHOLE = range(-(2**63), 2**63)
-_NO_NAME = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # JSON can spell these; no file can be called so
+NO_NAME = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # JSON can spell these; no file can be called so
 _hints: dict[tuple[type, bool], dict[str, Any]] = {}
 
 Part = TypeVar("Part")
@@ -157,7 +157,7 @@ def _scalar(value: Any, kind: Any, from_text: bool) -> Any:
         return float(value)
     if kind is not Any and type(value) is not kind:
         raise ValueError(f"expected {_KINDS.get(kind, 'another type')}")
-    if kind is str and _NO_NAME.search(value):
+    if kind is str and NO_NAME.search(value):
         raise ValueError("expected a text without NUL and without half a character")
     return value
 

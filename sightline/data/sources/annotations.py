@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data.formats.coco import Instances, read_instances, usable
+from sightline.data.formats.coco import MAX_SIDE, Instances, read_instances, usable
 from sightline.data.sources import Objects, index_files
 from sightline.errors import BadData, first_of
 from sightline.files.json_lists import BLOCK
@@ -159,6 +159,13 @@ class Annotations:
             raise ValueError("columns of different lengths")
         if np.any(found.counts < 0) or not np.isin(found.categories, found.class_ids).all():
             raise ValueError("an object without an image or a class")
+        sides = np.concatenate([found.heights, found.widths])
+        if (
+            not (np.isfinite(found.boxes).all() and np.isfinite(found.area).all())
+            or np.any(sides < 0)
+            or np.any(sides > MAX_SIDE)
+        ):
+            raise ValueError("a number that no file of boxes may hold")
         return found
 
 
@@ -203,14 +210,22 @@ def read_annotations(file: Path, root: Path) -> Annotations:
 
 
 def kept_or_read(
-    root: Path, name: str, key: str, changed_ns: Iterable[int], read: Callable[[], Annotations]
+    root: Path,
+    name: str,
+    key: str,
+    changed_ns: Iterable[int],
+    read: Callable[[], Annotations],
+    are_anywhere: bool = False,
 ) -> Annotations:
-    """Return what an earlier run kept at `root` under this key, or read it and keep it; files changed at these
-    times."""
+    """Return what an earlier run kept at `root` under this key, or read it and keep it; files changed at these times.
+    `are_anywhere`: a list of the user's names the images, which need not lie below the data."""
     kept = index_files.load(root, name, key)
     if kept is not None:
         try:
-            return Annotations.loaded(kept)
+            found = Annotations.loaded(kept)
+            if not are_anywhere:
+                found.names.below()
+            return found
         except (ValueError, KeyError, IndexError):
             kept = None
     is_settled = index_files.is_settled(changed_ns)

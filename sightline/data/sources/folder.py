@@ -245,7 +245,8 @@ def _listed(path: str, root: Path, classes: list[str], wants_all: bool) -> Listi
 
 def _kept_listing(kept: index_files.Arrays, root: Path, classes: int) -> Listing | None:
     try:
-        names, folders, kinds = (index_files.Names.loaded(kept, key).all() for key in ("names", "folders", "ignored"))
+        names, folders = (index_files.Names.loaded(kept, key).below().all() for key in ("names", "folders"))
+        kinds = index_files.Names.loaded(kept, "ignored").all()
         labels, sizes, changed_ns = (kept[key].tolist() for key in ("labels", "sizes", "changed_ns"))
         if not len(names) == len(labels) == len(sizes) or not set(labels) <= set(range(classes)):
             return None

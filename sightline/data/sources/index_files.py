@@ -56,6 +56,16 @@ class Names:
             raise ValueError(f"{key}: the ends of {len(ends)} names do not fit {len(blob)} bytes")
         return cls(blob, ends)
 
+    def below(self) -> Names:
+        """Return these names of files below a folder; ValueError if one leads out of it: an index may come with data of
+        strangers."""
+        starts = np.concatenate([[0], self.ends[:-1]])[np.diff(self.ends, prepend=0) > 0]
+        is_absolute = np.frombuffer(self.blob, np.uint8)[starts] == ord("/")
+        climbs = b".." in self.blob and any(b".." in name.split(b"/") for name in self.each())
+        if climbs or is_absolute.any() or b"\0" in self.blob:
+            raise ValueError("a name that leads out of its folder")
+        return self
+
     def arrays(self, key: str) -> Arrays:
         return {f"{key}_bytes": np.frombuffer(self.blob, np.uint8), f"{key}_ends": self.ends}
 

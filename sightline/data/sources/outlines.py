@@ -61,6 +61,7 @@ def read_outlined(file: Path, root: Path) -> Outlined:
     if kept := index_files.load(root, name, key):
         try:
             annotations = Annotations.loaded(kept)
+            annotations.names.below()
             if len(kept["starts"]) == len(kept["stops"]) == len(annotations.categories):
                 return Outlined(file, annotations, kept["starts"], kept["stops"])
         except (ValueError, KeyError, IndexError):

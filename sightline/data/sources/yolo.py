@@ -93,6 +93,7 @@ def _read(layout: Splits, place: Place) -> Annotations:
         index_files.digest("yolo", 1, len(layout.classes), os.path.relpath(place.images, folder), pairs.key),
         pairs.changed_ns,
         lambda: of_instances(read_instances(pairs, layout.classes, refuse)),
+        are_anywhere=is_list,
     )
 
 

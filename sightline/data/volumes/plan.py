@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from sightline.errors import BadData, UsageError
-from sightline.files.typed_json import read_json, short
+from sightline.files.typed_json import NO_NAME, read_json, short
 from sightline.files.whole import write_text
 from sightline.parts import DataSpec
 
@@ -280,7 +280,7 @@ def read_case(content: Any, mode: str) -> Case:
 
 def is_plain_name(name: Any) -> bool:
     """Return whether this is a plain file name: it cannot lead out of its folder."""
-    if not isinstance(name, str) or not 0 < len(name) <= 200 or name.startswith("."):
+    if not isinstance(name, str) or not 0 < len(name) <= 200 or name.startswith(".") or NO_NAME.search(name):
         return False
     return not any(letter in '/\\"' or ord(letter) < 32 for letter in name)
 

@@ -108,6 +108,7 @@ GONE = object()
         (("cases", 0, "name"), "../x", "a case is called '../x'"),
         (("cases", 0, "name"), "liver_1", "the same name"),
         (("cases", 0, "image"), "../x.npy", "the image of liver_0 is"),
+        (("cases", 0, "image"), "\ud800.npy", "the image of liver_0 is"),
         (("cases", 0, "image"), "/etc/passwd", "the image of liver_0 is"),
         (("cases", 0, "label"), None, "liver_0 has no label in training"),
         (("cases", 0, "shape"), [3, 16], r"shape of liver_0 is \[3, 16\]"),

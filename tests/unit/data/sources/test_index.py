@@ -1,6 +1,7 @@
 """Kept indexes: when they are used, when they are not, where they lie, and that a bad one is never believed."""
 
 import hashlib
+import json
 import os
 import shutil
 import struct
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from sightline.data.formats import records
-from sightline.data.sources import folder, index_files, tar, tfrecord
+from sightline.data.sources import folder, index_files, open_boxes, tar, tfrecord
 from sightline.data.sources.shards import Shard
 
 ARRAYS = {"a": np.arange(5, dtype=np.int64), "b": np.zeros(0, np.uint8), "c": np.asarray([7], np.int32)}
@@ -290,6 +291,58 @@ def test_a_large_folder_is_listed_once(images: Path, listings: list[str]):
     listed(images, "val"), listed(images, "val")
     assert listings == ["train", "val", "val"]  # a small one every time
     assert kept_files(images) == [".sightline-index-folder-train"]
+
+
+OUTSIDE = ["../secret.jpg", "ant/../../../secret.jpg", "/etc/secret.jpg", "a\0b"]
+
+
+def forge(place: Path, change: Callable[[index_files.Arrays], None]) -> None:
+    """Change what an index holds; its checksum and key are right again, and so is the time of its folder."""
+    before = place.parent.stat().st_mtime_ns
+    data = place.read_bytes()
+    at = data.index(b"{")
+    key = json.loads(data[at : at + int.from_bytes(data[at - 4 : at], "little")])["key"]
+    name = place.name.removeprefix(".sightline-index-")
+    arrays = {name: array.copy() for name, array in (index_files.load(place.parent, name, key) or {}).items()}
+    change(arrays)
+    index_files.save(place.parent, name, key, arrays)
+    os.utime(place.parent, ns=(before, before))
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_index_of_a_folder_names_nothing_outside(images: Path, listings: list[str], name: str):
+    first = listed(images)
+    names = index_files.Names.of([name.encode()] * 3).arrays("names")
+    forge(images / ".sightline-index-folder-train", lambda arrays: arrays.update(names))
+    assert listed(images) == first
+    assert listings == ["train", "train"]
+
+
+def boxes_of(root: Path) -> list[tuple]:
+    source = open_boxes("auto", str(root), "train")
+    found = [source.objects(row) for row in range(len(source))]
+    return [(source.name(row), each.boxes.tolist(), each.height) for row, each in enumerate(found)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *[
+            lambda a, n=n: a.update(index_files.Names.of([n.encode()] * len(a["heights"])).arrays("names"))
+            for n in OUTSIDE
+        ],
+        lambda a: a["heights"].__setitem__(0, -1),
+        lambda a: a["widths"].__setitem__(0, 2**40),
+        lambda a: a["boxes"].view(np.float64).__setitem__(0, np.nan),
+        lambda a: a["area"].view(np.float64).__setitem__(0, np.inf),
+    ],
+)
+def test_an_index_of_boxes_holds_what_their_files_may(drawn_boxes: Path, tmp_path: Path, settle, change):
+    root = shutil.copytree(drawn_boxes, tmp_path / "boxes")
+    settle(root)
+    first = boxes_of(root)
+    forge(next(root.glob(".sightline-index-*train*")), change)
+    assert boxes_of(root) == first
 
 
 @pytest.mark.parametrize(
