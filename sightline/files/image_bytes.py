@@ -1,12 +1,17 @@
-"""The bytes of one image file: what training, prediction and checks read every image by."""
+"""The bytes of one image file: what training, prediction and checks read every image by, and results are written by."""
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sightline.errors import BadSample
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # A photo of as many pixels as a header may have, at 0.7 bytes a pixel, takes half of this. Sources should compare
 # st_size before they read.
@@ -34,3 +39,11 @@ def read_bytes(path: Path | str, name: str) -> bytes:
             os.close(file)
     except OSError as error:
         raise BadSample(name, f"cannot be read: {error.strerror}") from error
+
+
+def write_image(path: Path, image: Image.Image, **how: Any) -> None:
+    """Write an image as Pillow's `save` does, but by Python: Pillow takes a write for whole of which a full disk has
+    taken a part, and leaves half an image without an error."""
+    packed = io.BytesIO()
+    image.save(packed, **how)
+    path.write_bytes(packed.getbuffer())

@@ -16,7 +16,7 @@ from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import MASK, case_name
 from sightline.drawing.slices import Look, grey_tile, outlined_image
 from sightline.errors import BadSample, UsageError
-from sightline.files.image_bytes import read_bytes
+from sightline.files.image_bytes import read_bytes, write_image
 from sightline.inference.predictions import ResultFolder, TableRow
 from sightline.inference.reporter import PredictJob
 from sightline.parts import Batch, DataSpec
@@ -76,13 +76,13 @@ class MaskPredictions(ResultFolder):
         row: dict[str, Any] = {"file": name, "path": str(path), "width": width, "height": height}
         row["mask"] = f"{stem}{MASK}"
         stored = as_stored(mask, self.spec)
-        self.replace(row["mask"], lambda temporary: stored.save(temporary, format="PNG"))
+        self.replace(row["mask"], lambda path: write_image(path, stored, format="PNG"))
         if shares is not None:
             row["probabilities"] = f"{stem}.npy"
             self.replace(row["probabilities"], lambda temporary: np.save(temporary, shares, allow_pickle=False))
         if drawing is not None:
             row["picture"] = f"{stem}.png"
-            self.replace(row["picture"], lambda temporary: drawing.save(temporary, format="PNG", compress_level=4))
+            self.replace(row["picture"], lambda path: write_image(path, drawing, format="PNG", compress_level=4))
         counts = np.bincount(mask.reshape(-1), minlength=len(self.spec.classes)).tolist()
         row["found"] = [
             {"class": each, "id": value, "pixels": count, "percent": round(100 * count / mask.size, 4)}

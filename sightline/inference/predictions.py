@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from sightline.data.decode import decode_rgb, read_header
 from sightline.drawing.findings import draw
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.files.image_bytes import read_bytes
+from sightline.files.image_bytes import read_bytes, write_image
+from sightline.files.typed_json import read_json
 from sightline.files.whole import write_whole
 from sightline.inference.reporter import PredictJob, Reporter
 from sightline.parts import Batch, DataSpec, Finding
@@ -30,6 +31,7 @@ DOCUMENT = "predictions.json"
 TABLE = "predictions.csv"
 TableRow = dict[str, str | int | float]
 FORMAT = 1
+_MOST_BYTES = 2**30  # of an earlier call's results
 # Where a formula may begin: at the start of a cell, and after the mark by which some languages part cells of a CSV,
 # whatever quotes say. Programs may drop blanks before it, and take wide signs for narrow ones.
 _FORMULA = re.compile(r"(?:^|(?<=;))(?=\s*[-=+@\uff1d\uff0b\uff0d\uff20])")
@@ -106,7 +108,7 @@ class ResultFolder(Reporter):
     def _tell_of_others(self) -> None:
         """Warn of what an earlier call has left in the folder, which is not of these files."""
         try:
-            earlier = {row["file"] for row in json.loads((self.folder / DOCUMENT).read_text(encoding="utf-8"))["files"]}
+            earlier = {row["file"] for row in read_json(self.folder / DOCUMENT, _MOST_BYTES)["files"]}
         except (OSError, ValueError, KeyError, TypeError):  # none, or not one of ours
             return
         if others := len(earlier - self._rows.keys()):
@@ -161,7 +163,7 @@ class Predictions(ResultFolder):
         if pixels is not None:
             row["picture"] = self._drawings[name]
             drawing, encoder = draw(pixels, findings), ENCODERS[Path(self._drawings[name]).suffix.lower()]
-            self.replace(self._drawings[name], lambda path: drawing.save(path, **encoder))
+            self.replace(self._drawings[name], lambda path: write_image(path, drawing, **encoder))
         self._rows[name] = row
         for line in as_lines(row):
             self.say(line)

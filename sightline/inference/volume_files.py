@@ -28,7 +28,7 @@ from sightline.data.volumes.geometry import Geometry, Triple, to_original
 from sightline.data.volumes.inputs import is_flat, scan_of
 from sightline.drawing.slices import Look, contact_sheet, grey_tile, millilitres, outline_colour, outlined_image
 from sightline.errors import BadSample, UsageError
-from sightline.files.image_bytes import read_bytes
+from sightline.files.image_bytes import read_bytes, write_image
 from sightline.inference.predictions import ResultFolder, TableRow
 from sightline.inference.reporter import PredictJob
 from sightline.parts import Batch, DataSpec
@@ -92,7 +92,7 @@ class VolumePredictions(ResultFolder):
             self.replace(row["probabilities"], lambda temporary: np.save(temporary, shares, allow_pickle=False))
         if drawing is not None:
             row["picture"] = f"{case}.png"
-            self.replace(row["picture"], lambda temporary: drawing.save(temporary, format="PNG", compress_level=4))
+            self.replace(row["picture"], lambda path: write_image(path, drawing, format="PNG", compress_level=4))
         self._rows[name] = row
         self.say(as_line(row))
 
@@ -179,7 +179,7 @@ def _write_image(path: Path, mask: np.ndarray, affine: np.ndarray) -> None:
     """Write a mask of one slice as PNG: numbers of classes, shown in the colours of their outlines."""
     image = Image.fromarray(mask[0])
     image.putpalette([part for number in range(256) for part in (outline_colour(number) if number else (0, 0, 0))])
-    image.save(path, format="PNG")
+    write_image(path, image, format="PNG")
 
 
 def _mask_name(case: str, path: Path) -> str:

@@ -63,6 +63,11 @@ def read_table(file: Path) -> ClassTable | None:
             called = _shown(number, rows[1])
             raise BadData(f"{file} gives {called} to {short(names[number])} and to {short(name)}; each needs its own")
         names[number] = name
+    of_name: dict[str, int] = {}
+    for number, name in names.items():
+        if (other := of_name.setdefault(name, number)) != number:
+            both = f"{_shown(other, rows[1])} and {_shown(number, rows[1])}"
+            raise BadData(f"{file} calls {both} {short(name)}; scores are by name, so each needs its own")
     return ClassTable(file, names, rows[1])
 
 

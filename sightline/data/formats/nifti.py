@@ -220,7 +220,7 @@ def _start(file: BinaryIO) -> BinaryIO:
         return file
     packed = file.fileobj.read(_MAX_START)
     file.fileobj.seek(0)
-    return gzip.GzipFile(fileobj=io.BytesIO(packed))  # type: ignore[return-value]  # a BufferedIOBase
+    return gzip.GzipFile(fileobj=io.BytesIO(packed))
 
 
 def _shape(dim: list[int], refuse: Any) -> tuple[int, int, int, int]:

@@ -177,7 +177,9 @@ def _problem(
             "do; resize masks with nearest neighbour and store them as PNG, or name all classes in a file classes.txt"
         )
     if len(values) > MOST_CLASSES:
-        return "too many classes", f"the masks hold {len(values)} {what} ({shown}), at most {MOST_CLASSES} are possible"
+        told = f"{table.file} names" if table and is_named else "the masks hold"
+        shown = first_of([value_text(value, is_coloured) for value in values], _SHOWN)
+        return "too many classes", f"{told} {len(values)} {what} ({shown}), at most {MOST_CLASSES} are possible"
     if len(values) < 2:
         return (
             "too few classes",

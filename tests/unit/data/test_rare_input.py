@@ -32,6 +32,8 @@ def table(folder: Path, name: str, text: str) -> class_table.ClassTable | None:
     [
         ("classes.csv", "name,r,g,b\nroad,1,2,3\ncar,1,2,3\n", "gives #010203 to 'road' and to 'car'"),
         ("classes.csv", "name,id\nroad,7\ncar,7\n", "gives the number 7 to 'road' and to 'car'; each needs its own"),
+        ("classes.txt", "road\ncar\nroad\n", "calls the number 0 and the number 2 'road'; scores are by name"),
+        ("classes.csv", "name,r,g,b\nroad,1,2,3\nroad,3,2,1\n", "calls #010203 and #030201 'road'; scores are by name"),
         ("classes.csv", f'name,id\nroad,"{"7" * 140_000}"\n', "is not a CSV file: field larger than field limit"),
     ],
 )
