@@ -153,6 +153,19 @@ def test_killed_run_leaves_no_socket_of_its_forkserver(sightline, tmp_path):
     once(lambda: not list(temporary.glob("pymp-*")))
 
 
+def test_a_run_killed_while_its_forkserver_begins_leaves_no_socket(tmp_path):
+    """By then the forkserver has another parent."""
+    code = """import os
+from sightline.data.loading import forkserver
+forkserver.start()
+print(os.listdir(os.environ["TMPDIR"]), flush=True)
+os.kill(os.getpid(), 9)"""
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL and "pymp-" in ended.stdout
+    once(lambda: not list(tmp_path.glob("pymp-*")))
+
+
 def once(fact: Callable[[], object]) -> None:
     """Wait for what processes do that nobody waits for."""
     deadline = time.monotonic() + warm.LIMIT_S

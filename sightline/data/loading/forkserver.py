@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 PRELOADED = "sightline.data.loading.workers"
-SOCKET_FOLDER = "SIGHTLINE_FORKSERVER"  # pymp-* in the temporary folder, where the forkserver listens
+SOCKET_FOLDER = "SIGHTLINE_FORKSERVER"  # the process that starts it, and pymp-* in the temporary folder: its socket
 
 
 def start(*modules: str) -> None:
@@ -31,7 +31,7 @@ def start(*modules: str) -> None:
     decoder = () if importlib.util.find_spec("simplejpeg") else ("torchvision.io",)
     context.set_forkserver_preload([PRELOADED, *decoder, *modules])
     resource_tracker.ensure_running()  # before: starting it unblocks SIGINT
-    os.environ[SOCKET_FOLDER] = util.get_temp_dir()
+    os.environ[SOCKET_FOLDER] = f"{os.getpid()} {util.get_temp_dir()}"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -43,8 +43,9 @@ def start(*modules: str) -> None:
 def remove_socket_folder() -> None:
     """Remove, at the end of the forkserver, the folder of the process that started it. That process does so itself,
     unless it was killed. Called where the forkserver imports what workers need."""
-    if folder := os.environ.pop(SOCKET_FOLDER, ""):
-        atexit.register(_remove_of_dead, folder, os.getppid())
+    starter, _, folder = os.environ.pop(SOCKET_FOLDER, "").partition(" ")
+    if folder:  # not getppid(): who started this may be dead by now
+        atexit.register(_remove_of_dead, folder, int(starter))
 
 
 def _remove_of_dead(folder: str, starter: int) -> None:
