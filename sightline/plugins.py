@@ -71,7 +71,7 @@ def _import(group: Group, found: EntryPoint) -> Any:
         part = found.load()
     except SightlineError:
         raise
-    except Exception as error:  # of somebody else's code
+    except (Exception, SystemExit) as error:  # of somebody else's code
         raise UsageError(f"{at_fault} cannot be imported: {type(error).__name__}: {error}; {remedy}") from error
     missing = [each for each in MODULES.get(group, ()) if not hasattr(part, each)]
     if missing:

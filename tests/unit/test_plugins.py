@@ -85,14 +85,21 @@ def test_a_refusal_lists_what_other_packages_bring(install, capsys: pytest.Captu
 
 def test_a_part_that_cannot_be_used_names_its_package(install, capsys: pytest.CaptureFixture[str]):
     points = "[sightline.recipes]\nbroken = lab_broken\nempty = lab_empty\ngone = lab_gone\nother = lab_other\n"
+    points += "script = lab_script\n"
     points += "[sightline.commands]\nnumber = lab_empty:NUMBER\n"
     install(
-        "lab", points, lab_broken="import no_such_module", lab_empty="NUMBER = 1", lab_other=RECIPE.format(name="b")
+        "lab",
+        points,
+        lab_broken="import no_such_module",
+        lab_empty="NUMBER = 1",
+        lab_other=RECIPE.format(name="b"),
+        lab_script="raise SystemExit(0)",
     )
     where = "of the package lab 1.0 (sightline.recipes)"
     no_module = f"'broken' {where} cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
     assert no_module in (error := said(capsys, "train", "broken")) and "`pip uninstall lab`" in error
     assert f"'empty' {where} is lab_empty, which does not define recipe" in said(capsys, "train", "empty")
+    assert f"'script' {where} cannot be imported: SystemExit: 0" in said(capsys, "train", "script")
     assert f"'gone' {where} cannot be imported: ModuleNotFoundError" in said(capsys, "list", "gone")
     assert "recipe() of other is called 'b'; name it 'other' like its entry point" in said(capsys, "train", "other")
     assert "'number' of the package lab 1.0 (sightline.commands) is lab_empty:NUMBER, which cannot be called" in said(
