@@ -331,7 +331,7 @@ def _nearest_folder(folder: Path) -> Path:
 
 def _replace_durably(folder: Path) -> None:
     for text in ("older", "newer"):
-        with open(folder / "part", "w") as file:
+        with open(folder / "part", "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

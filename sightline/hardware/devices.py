@@ -170,7 +170,7 @@ class Device:
         """Let `peak_memory_bytes` count from now on, where the device can."""
         if self.kind == "cpu":
             with contextlib.suppress(OSError):  # Linux only
-                Path("/proc/self/clear_refs").write_text("5")
+                Path("/proc/self/clear_refs").write_text("5", "utf-8")
         elif reset := getattr(self.api, "reset_peak_memory_stats", None):
             reset(self.torch_device)
 
@@ -390,7 +390,7 @@ def _require_cublas_workspace() -> None:
 def _cpu_fact(name: str) -> str:
     """Return the first value of `name: value` of /proc/cpuinfo, "" where there is none."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")

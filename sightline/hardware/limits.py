@@ -99,6 +99,6 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text("utf-8").strip()
     except OSError:
         return ""

@@ -217,7 +217,7 @@ def finite(value: Any) -> Any:
 def is_at_work(folder: Path) -> bool:
     """Return whether a run holds the lock of its folder. Shared, so that two who ask do not see each other."""
     try:
-        with open(folder / LOCK, opener=no_link) as lock:
+        with open(folder / LOCK, encoding="utf-8", opener=no_link) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -135,6 +135,8 @@ def test_novograd(apex: Any, options: dict[str, Any]):
             lambda p: torch.optim.Adam(p, weight_decay=0.1),
         ),
         ("FusedAdagrad", {"weight_decay": 0.1}, lambda p: torch.optim.Adagrad(p, weight_decay=0.1)),
+        ("FusedAdagrad", {"eps": 0.5}, lambda p: torch.optim.Adagrad(p, eps=0.5)),
+        ("FusedAdam", {"eps": 0.5}, lambda p: torch.optim.AdamW(p, eps=0.5, weight_decay=0)),
         (
             "FusedSGD",
             {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True},

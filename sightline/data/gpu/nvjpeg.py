@@ -84,7 +84,9 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
     import torchvision.io  # noqa: F401  (loads it)
 
     try:
-        names = sorted({line.split(maxsplit=5)[-1] for line in MAPS.read_text().splitlines() if "libnvjpeg" in line})
+        names = sorted(
+            {line.split(maxsplit=5)[-1] for line in MAPS.read_text("utf-8").splitlines() if "libnvjpeg" in line}
+        )
         return ctypes.CDLL(names[0]), ctypes.PyDLL(names[0])
     except (OSError, IndexError) as error:
         raise NvjpegError("torchvision has loaded no libnvjpeg") from error

@@ -54,7 +54,7 @@ def available_bytes() -> int:
     that is still filling; 0 if unknown."""
     found = {}
     try:
-        for line in MEMINFO.read_text().splitlines():
+        for line in MEMINFO.read_text("utf-8").splitlines():
             name, _, value = line.partition(":")
             if value.split() and value.split()[0].isdecimal():
                 found[name] = int(value.split()[0]) << 10
@@ -160,7 +160,7 @@ class ImageCache:
         _started[self._kind] += 1
         try:
             # Ranks in containers of their own do not see each other's processes.
-            where = f"{BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            where = f"{BOOT.read_text('utf-8').strip()}/{os.readlink('/proc/self/ns/pid')}"
             place = f"cache/{self._kind}/{_started[self._kind]}/{where}"
             if world.store.add(f"{place}/ranks", 1) == 1:
                 world.store.set(place, f"{os.getpid()} {self.descriptor} {os.fstat(self.descriptor).st_ino}")

@@ -139,7 +139,7 @@ def _declare(calls: Any) -> None:
 def find_library() -> str:
     """Return the path of the libcudnn that this process has loaded, "" if none."""
     try:
-        lines = MAPS.read_text().splitlines()
+        lines = MAPS.read_text("utf-8").splitlines()
     except OSError:
         return ""
     paths = (line.split(maxsplit=5)[-1] for line in lines if "libcudnn.so" in line)

@@ -119,7 +119,7 @@ def _sensors() -> list[int]:
     found = []
     for zone in Path("/sys/class/thermal").glob("thermal_zone*/temp"):
         try:
-            found.append(int(zone.read_text()) // 1000)
+            found.append(int(zone.read_text("utf-8")) // 1000)
         except (OSError, ValueError):
             continue  # a disabled sensor cannot be read
     return found

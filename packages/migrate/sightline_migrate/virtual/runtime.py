@@ -147,7 +147,7 @@ class Runtime:
         """Reset the peak: Linux does so when 5 is written to this file; elsewhere the lifetime peak remains."""
         path = "/proc/self/clear_refs"
         if os.access(path, os.W_OK):
-            with open(path, "w") as file:
+            with open(path, "w", encoding="utf-8") as file:
                 file.write("5")
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
@@ -229,7 +229,7 @@ def has_arithmetic(dtype: torch.dtype) -> bool:
 def processor_name() -> str:
     """Return the CPU model's name as the system reports it."""
     try:
-        with open("/proc/cpuinfo") as file:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()
@@ -260,7 +260,7 @@ def resident_bytes(field: str) -> int:
 
 def _proc_bytes(path: str, field: str) -> int | None:
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             for line in file:
                 if line.startswith(field + ":"):
                     return int(line.split()[1]) * 1024
