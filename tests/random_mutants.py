@@ -449,7 +449,7 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     few = sorted(set(running), key=lambda test: (known.lines[test], test))
     own = sorted(set(running), key=lambda test: (-rare[test], test))
     stem = Path(bug.file).stem
-    in_turn = dict.fromkeys(test for pair in zip(few, own, strict=True) for test in pair)
+    in_turn = dict.fromkeys([*_naming_constant(bug), *(test for pair in zip(few, own, strict=True) for test in pair)])
     # Whole files last: one of them alone may take longer than the limit.
     ranked = sorted(
         in_turn,
@@ -514,9 +514,23 @@ def _read_names() -> dict[str, list[tuple[str, int]]]:
     return found
 
 
+def _naming_constant(bug: Bug) -> list[str]:
+    """Return the tests that name the constant of a module in which a bug is: they run no line of it."""
+    tree = ast.parse((REPO / bug.file).read_text("utf-8"))
+    names = _given_a_value(ast.Module([each for each in tree.body if isinstance(each, ast.Assign)], []), bug.line)
+    found = []
+    for file in _naming(bug.file) if names else []:
+        lines = (REPO / file).read_text("utf-8").splitlines()
+        for node in ast.parse("\n".join(lines)).body:
+            text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                found += [f"{file}::{node.name}"] * any(re.search(rf"\b{name}\b", text) for name in names)
+    return found
+
+
 def _naming(file: str) -> list[str]:
     """Return the test files that name a module, and the test of those that Triton's interpreter runs."""
-    module = file.removeprefix("packages/migrate/").removesuffix(".py").replace("/", ".")
+    module = file.removeprefix("packages/migrate/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     package, _, name = module.rpartition(".")
     pattern = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
     paths = found_in(TESTS, "test_*.py")
@@ -545,7 +559,7 @@ class Result(NamedTuple):
 
 def copied(tree: Path) -> None:
     """Copy what the tests need into a folder, compiled: of a file that a bug changes the digest tells."""
-    for name in ("sightline", "packages", "tests", "docs", "benchmarks", ".ci"):
+    for name in ("sightline", "packages", "tests", "docs", "benchmarks", "notebooks", ".ci"):
         shutil.copytree(REPO / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in [*REPO.glob("*.*"), REPO / "Makefile", REPO / "Dockerfile"]:
         if path.is_file():
