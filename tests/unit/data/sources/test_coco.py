@@ -410,3 +410,17 @@ def test_a_damaged_record_is_a_bad_sample(drawn_boxes: Path, as_records, tmp_pat
     shard.write_bytes(data)
     with pytest.raises(BadSample, match="fail their checksum"):
         source.image(0)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_json_file_may_be_the_test_split_and_of_two_neither(written, number: int):
+    root = written()
+    written("val")
+    for split in ("train", "val"):  # the names of COCO itself have no test split
+        (root / "annotations" / f"instances_{split}2017.json").rename(root / "annotations" / f"{split}.json")
+    files = [root / "annotations" / f"test{name}.json" for name in ("", "_b")[:number]]
+    for file in files:
+        shutil.copy(root / "annotations" / "val.json", file)
+    found = coco.Files.at(str(root))
+    assert found.test == (files[0] if number == 1 else None)
+    assert ("has 2 json files that could be its test split" in found.no_test) is (number == 2)

@@ -759,3 +759,11 @@ def test_masks_are_looked_at_once(tmp_path, settle, monkeypatch):
     opened(root)
     assert len(looked) == 15
     assert index_files.load(root / "masks", "masks-images", "another key") is None
+
+
+@pytest.mark.parametrize("folder", ["masks", "images"])
+def test_names_may_lie_beside_the_masks_or_the_images_however_deep_they_are(tmp_path: Path, folder: str):
+    """Further below the folder of both than a file of other data would be looked for."""
+    root = write(tmp_path, some(0, 1))
+    (root / folder / "classes.txt").write_text("sky\ntree\n")
+    assert opened(tmp_path).classes == ("sky", "tree")
