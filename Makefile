@@ -42,7 +42,7 @@ lint: $(VENV)/.dev ## style, formatting, types and import directions
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layout.py
 
-mutants: $(VENV)/.dev ## draw N small bugs at random and count how many the tests notice (N=200 SEED=1; about an hour)
+mutants: $(VENV)/.dev ## draw N small bugs at random and count how many the tests notice (N=200 SEED=1; half an hour)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/random_mutants.py --number $(N) --seed $(SEED) --jobs $(TEST_JOBS)
 
 audit: $(VENV)/.dev ## licences of all dependencies; known vulnerabilities where pip-audit and a network are there
