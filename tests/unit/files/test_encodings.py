@@ -20,10 +20,8 @@ def left_to_the_locale(source: str) -> Iterator[int]:
                 pass
             case ast.Call(func=ast.Name(id="open") | ast.Attribute(attr="fdopen"), args=[_, *more], keywords=keywords):
                 mode = next((each.value for each in keywords if each.arg == "mode"), more[0] if more else None)
-                if (isinstance(mode, ast.Constant) and "b" in mode.value) or (
-                    mode and not isinstance(mode, ast.Constant)
-                ):
-                    keywords = [ast.keyword("encoding")]
+                if isinstance(mode, ast.Constant) and "b" in mode.value:
+                    continue
             case _:
                 continue
         if not any(each.arg == "encoding" for each in keywords):
@@ -37,6 +35,7 @@ def left_to_the_locale(source: str) -> Iterator[int]:
         ("open(p, 'rb')", []),
         ("open(p, mode='w')", [1]),
         ("open(p, 'a', encoding='utf-8')", []),
+        ("open(p, mode)", [1]),
         ("p.read_text()", [1]),
         ("p.read_text('utf-8')", []),
         ("p.write_text(t)", [1]),
