@@ -626,11 +626,21 @@ def failing(tests: list[str], seconds: float) -> set[str]:
     return failing(tests[:half], seconds) | failing(tests[half:], seconds)
 
 
+@contextlib.contextmanager
+def _folder(parent: str | None = None) -> Iterator[str]:
+    """Yield a new folder, deleted at the end: by this process alone, which tempfile.TemporaryDirectory cannot say."""
+    folder = tempfile.mkdtemp(prefix="mutants-", dir=parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _pytest(words: list[str], seconds: float, compiles: bool = False) -> tuple[int | None, str]:
     """Run tests in a fork; return the exit code, None where they hung, and all that failed."""
     busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**33 else None
-    with tempfile.TemporaryDirectory(prefix="mutants-", dir=memory, ignore_cleanup_errors=True) as folder:
+    with _folder(memory) as folder:
         said = Path(folder, "failed")
         child = os.fork()
         if not child:
@@ -769,7 +779,7 @@ def main() -> int:
     equivalent = set((REPO / EQUIVALENT.split()[-1]).read_text("utf-8").replace("'", '"').splitlines())
     began = time.monotonic()
     results = {i: Result(bug.left_out or EQUIVALENT) for i, bug in bugs if bug.left_out or bug.is_in(equivalent)}
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder, _pool(Path(folder), arguments.jobs) as pool:
+    with _folder() as folder, _pool(Path(folder), arguments.jobs) as pool:
         broken: set[str] = set()  # fail without a bug, too
         left, until = [(i, bug) for i, bug in bugs if i not in results], began + arguments.within
         while left:
