@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import nibabel
@@ -55,6 +56,14 @@ def report(folder: Path, files: dict[str, Path], logits: dict[str, torch.Tensor]
         loaded = {key: torch.from_numpy(value)[None] for key, value in dataset.load(0, index).items()}
         reporter.add([name], {"logits": logits[name]}, dataset.finish(loaded, torch.float32))
     return reporter.write({"recipe": "r"}), lines
+
+
+def test_results_that_are_a_pipe_are_not_waited_for(tmp_path: Path):
+    path, label = write_pair(tmp_path)
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / "predictions.json")  # nobody writes to it: opening it would wait
+    with pytest.raises(UsageError, match=r"predictions\.json is a device or a pipe"):
+        report(tmp_path / "out", {"case.nii.gz": path}, {"case.nii.gz": perfect_logits(path, label, FLAT)})
 
 
 def test_a_mask_lies_where_its_file_does(tmp_path: Path):
