@@ -105,7 +105,7 @@ def test_all_folds_are_trained_and_an_interrupted_command_resumes(here: Path, ca
     assert document["mean"]["top1"] == pytest.approx(sum(found) / 3)
     assert document["spread"]["top1"] == pytest.approx(statistics.stdev(found)) and len(set(found)) > 1
     # A fold of it is the run that one would have made alone.
-    alone = ["train", "folded.py", *FLAGS, "--run.out", "alone", "--data.fold=2", "--train.epochs", "2"]
+    alone = ["train", "folded.py", *FLAGS, "--run.out=alone", "--data.fold=2", "--train.epochs=2", "--run.report=off"]
     assert cli.main(alone) == 0
     assert weights(here / "alone") == weights(here / "runs/x/fold-2")
     # The same command trains nothing more and tells the same.
@@ -157,7 +157,15 @@ def probabilities(out: Path) -> np.ndarray:
 
 
 def test_several_runs_predict_the_mean_of_their_probabilities(here: Path, capsys):
-    train = ["train", "folded.py", *FLAGS, "--data.fold=all", "--train.epochs=1", "--optimizer.lr=0.01"]
+    train = [
+        "train",
+        "folded.py",
+        *FLAGS,
+        "--run.report=off",
+        "--data.fold=all",
+        "--train.epochs=1",
+        "--optimizer.lr=0.01",
+    ]
     assert cli.main([*train, "--run.out=x"]) == 0
     (here / "in").mkdir()
     for number in range(2):
