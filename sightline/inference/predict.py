@@ -1,6 +1,7 @@
 """Run a trained network over files that are not a split of its data, and over images in memory.
 
-One loop feeds a sink: `predict_files` writes, for the command line, and `predict_inputs` returns objects.
+One loop feeds a sink, which works behind it: `predict_files` writes, for the command line, and `predict_inputs`
+returns objects.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +28,7 @@ from sightline.errors import BadData, DiskError, Interrupted, UsageError, first_
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
+from sightline.inference.behind import Behind, Sink
 from sightline.inference.by_task import reporter as reporter_of
 from sightline.inference.by_task import results
 from sightline.inference.checkpoints import Trained
@@ -71,16 +74,6 @@ class Engine(Protocol):
         """Say where the network comes from, for predictions.json."""
 
 
-class Sink(Protocol):
-    """Receiver of predictions; a Reporter is one."""
-
-    def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Take one batch's predictions; `names[i]` is None for padding and unreadable files."""
-
-    def note_unreadable(self, name: str, reason: str) -> None:
-        """Record a file that cannot be read; the others are still predicted."""
-
-
 def open_trained(run_folder: Path, which: str, recipe_file: str, command: str, *given: Given) -> Trained:
     """Load the checkpoint of a run that `which` names, in one process; with "" as the command in any number."""
     trained = Trained.set_up(*checkpoint.read_of_run(run_folder, which), recipe_file, *given)
@@ -109,14 +102,14 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
         model = engine.build().eval()
 
         def watch(at: int, total: int) -> None:
-            share.begin(at)
+            share.beat(at)
             log.evaluating(at, total, at, total)
 
         about = engine.about()
         about = {"recipe": about.pop("recipe"), "model": type(model).__name__, **about}
         tables = f"{folder / DOCUMENT} and {TABLE} list them"
         try:
-            _predict(engine, task, model, dataset, reporter, watch)
+            _predict(engine, task, model, dataset, reporter, watch, share.begin)
         except (Interrupted, DiskError):
             if engine.world.size == 1 and isinstance(reporter, ResultFolder) and reporter.found()["rows"]:
                 done = len(reporter.write(about)["files"])
@@ -187,7 +180,7 @@ def predict_objects(engine: Engine, files: Files, options: PredictOptions) -> di
     model = engine.build()
     was_training = model.training
     try:
-        _predict(engine, task, model.eval(), dataset, found, lambda at, total: None)
+        _predict(engine, task, model.eval(), dataset, found)
     finally:
         model.train(was_training)  # it may be the user's own
     if found.unreadable and engine.recipe.data.on_bad_sample == "fail":
@@ -231,21 +224,30 @@ def _open(engine: Engine, files: Files) -> Dataset:
 
 
 def _predict(
-    engine: Engine, task: Task, model: nn.Module, dataset: Dataset, sink: Sink, on_batch: Callable[[int, int], None]
+    engine: Engine,
+    task: Task,
+    model: nn.Module,
+    dataset: Dataset,
+    sink: Sink,
+    on_batch: Callable[[int, int], None] = lambda at, total: None,
+    on_lines: Callable[[int], None] = lambda at: None,
 ) -> None:
-    """Run the network over a dataset of files; stop signals are obeyed between batches."""
+    """Run the network over a dataset of files; stop signals are obeyed between batches. `on_batch` is called before the
+    network gets a batch, `on_lines` before the sink gets what belongs to it."""
     with contextlib.ExitStack() as stack:
         alone = dataclasses.replace(engine.world, size=1)  # a rank waits for no other between batches
         signals = stack.enter_context(StopSignals(alone, saves=False))
         bound = dataset.bind(engine.device, engine.recipe.train.global_batch)
-        loader = _open_loader(engine, bound, sink, signals)
+        behind = stack.enter_context(Behind(sink, engine.device))
+        loader = _open_loader(engine, bound, behind, signals)
         stack.callback(loader.close)
 
         def between_batches(done: int, total: int) -> None:
             signals.check()
             on_batch(done, total)
+            behind.call(partial(on_lines, done))
 
-        _predict_all(engine, task, model, bound, loader, sink, between_batches)
+        _predict_all(engine, task, model, bound, loader, behind, between_batches)
 
 
 @torch.inference_mode()
@@ -255,7 +257,7 @@ def _predict_all(
     model: nn.Module,
     bound: Bound,
     loader: Loader,
-    sink: Sink,
+    behind: Behind,
     on_batch: Callable[[int, int], None],
 ) -> None:
     total = loader.feeds["files"].order.steps_per_epoch
@@ -263,18 +265,20 @@ def _predict_all(
     for number in range(total):
         on_batch(number, total)
         loaded = loader.next("files")
+        if not engine.device.has_streams:  # it is a slot of the loader, which fills it again
+            loaded = {key: value.clone() for key, value in loaded.items()}
         names = _names(loaded, bound.dataset)
         if not any(names):
             continue
         predictions, batch = engine.predict(task, model, bound, loaded)
-        sink.add(names, predictions, batch)
+        behind.add(names, predictions, batch)
 
 
-def _open_loader(engine: Engine, bound: Bound, sink: Sink, signals: StopSignals) -> Loader:
+def _open_loader(engine: Engine, bound: Bound, behind: Behind, signals: StopSignals) -> Loader:
     count = len(bound.dataset)
     order = shared(EvalOrder(count, min(count, engine.recipe.train.global_batch, bound.dataset.predict_batch)), engine)
     # One bad file does not keep the others from being predicted; data.on_bad_sample is obeyed at the end.
-    bad_samples = BadSamples("skip", count, lambda bad: sink.note_unreadable(bad.name, bad.reason))
+    bad_samples = BadSamples("skip", count, lambda bad: behind.note_unreadable(bad.name, bad.reason))
     return Loader({"files": (bound, order)}, engine.run, engine.device, engine.world, bad_samples, signals.check)
 
 

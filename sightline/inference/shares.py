@@ -92,8 +92,11 @@ class Share:
             self._lines.append((self._batch, text))
 
     def begin(self, at: int) -> None:
-        """Note that this rank's batch `at` begins, and tell the others, at most once a second."""
+        """Note that the next lines are about this rank's batch `at`."""
         self._batch = self.here.rank + at * self.here.size
+
+    def beat(self, at: int) -> None:
+        """Tell the other ranks that this one has come to batch `at`, at most once a second."""
         if self.here.size > 1 and time.monotonic() - self._beaten > BEAT_S:
             self._beaten = time.monotonic()
             self.here.store.set(f"predict/{self.here.rank}", str(at))

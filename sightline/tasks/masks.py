@@ -16,7 +16,7 @@ from sightline.metrics.dice import soft_sums
 from sightline.metrics.iou import MeanIou, mean_dice_loss
 from sightline.parts import IGNORED, Batch, DataSpec, Loss, Task
 from sightline.tasks.config import MaskConfig
-from sightline.tasks.sliding_window import sliding_window
+from sightline.tasks.sliding_window import sliding_windows
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Masks(Task, MaskConfig):
         pixels = images.shape[2] * images.shape[3]
         if pixels > self.whole_pixels or not getattr(model, "any_size", False):
             options = (patch, self.overlap, self.blend, self.window_batch)
-            return torch.stack([sliding_window(model, image, *options) for image in images])
+            return torch.stack(sliding_windows(model, list(images), *options))
         at_once = max(1, self.window_batch * patch[0] * patch[1] // pixels)
         return torch.cat([model(part).float() for part in images.split(at_once)])
 

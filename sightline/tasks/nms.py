@@ -13,6 +13,7 @@ from sightline.boxes import decode, iou
 from sightline.tasks.config import DetectionConfig
 
 Suppress = Callable[[Tensor, Tensor, float], Tensor]
+FEW = 2**22  # scores above the threshold, of a batch; each takes about 100 bytes while they are sorted
 BestBoxes = Callable[[Tensor, Tensor, float, float, int, int], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -39,12 +40,12 @@ def best_boxes(
 
     `boxes` (batch, anchors, 4) are corner boxes, `scores` (batch, anchors, classes) exclude the background. n is
     `per_image`, or less if classes and candidates cannot fill it. Equal scores are ordered by class, then by anchor.
-    `static` avoids shapes that depend on scores, for devices and compilers; by default it is off on the CPU only. The
-    result is the same. `suppression` stands in for `suppress`.
+    `static` avoids shapes that depend on scores, for devices and compilers; by default it is off on the CPU, and on CUDA
+    where few scores are above the threshold. The result is the same. `suppression` stands in for `suppress`.
     """
     batch, anchors, classes = scores.shape
     size = min(per_image, classes * min(candidates, anchors))
-    if scores.device.type != "cpu" if static is None else static:
+    if not _has_few(scores, score_threshold) if static is None else static:
         scores = torch.where(scores > score_threshold, scores, 0.0)
         top, anchor = _top(scores.transpose(1, 2).reshape(-1, anchors), min(candidates, anchors))
         row = torch.arange(batch * classes, device=scores.device)
@@ -93,6 +94,14 @@ def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, places), places
 
 
+def _has_few(scores: Tensor, threshold: float) -> bool:
+    """Return whether it is best to look only at what is above the threshold. Waits for a GPU, which then skips most of
+    the work: 200 rounds over the candidates of every class of every image, of which nearly all are empty."""
+    if scores.device.type != "cuda":
+        return scores.device.type == "cpu"
+    return not torch.cuda.is_current_stream_capturing() and int((scores > threshold).sum()) <= FEW
+
+
 def _above(scores: Tensor, score_threshold: float, candidates: int) -> tuple[Tensor, Tensor, Tensor]:
     """Do the same as _top above the threshold, only for classes of an image that have any score there.
 
@@ -105,7 +114,7 @@ def _above(scores: Tensor, score_threshold: float, candidates: int) -> tuple[Ten
     order = order[row[order].argsort(stable=True)]
     value, anchor = value[order], anchor[order]
     rows, which, counts = row[order].unique_consecutive(return_inverse=True, return_counts=True)
-    place = torch.arange(len(value)) - (counts.cumsum(0) - counts)[which]
+    place = torch.arange(len(value), device=value.device) - (counts.cumsum(0) - counts)[which]
     is_candidate = place < candidates
     width = min(candidates, int(counts.max())) if len(counts) else 1
     at = (which[is_candidate], place[is_candidate])

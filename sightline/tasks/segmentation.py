@@ -7,7 +7,7 @@ Batch keys: image (after finish(): batch, channels, *space), label (batch, *spac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -22,8 +22,9 @@ from sightline.errors import UsageError
 from sightline.metrics.dice import Dice, dice_loss, soft_sums
 from sightline.parts import Batch, DataSpec, Loss, Task
 from sightline.tasks.config import SegmentationConfig
-from sightline.tasks.sliding_window import sliding_window
+from sightline.tasks.sliding_window import sliding_windows
 
+Forward = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of each image or volume
 BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
 
 
@@ -64,24 +65,24 @@ class Segmentation(Task, SegmentationConfig):
         volume's extent."""
         image = batch["image"]
         if "extent" not in batch:
-            logits = self._flipped_mean(model, image, image.ndim - 2)
+            (logits,) = self._flipped_means(lambda images: [model(each) for each in images], [image], image.ndim - 2)
             return {"logits": logits, "classes": logits.argmax(1).to(torch.uint8)}
         patch: tuple[int, ...] = tuple(model.patch)  # type: ignore[arg-type]  # what a module holds may be anything
-
-        def of_volume(volume: Tensor) -> Tensor:
-            return sliding_window(model, volume, patch, self.overlap, self.blend, self.window_batch)
-
         # The one synchronisation: where windows lie depends on each volume's size. What could not be read has none; one
         # voxel of it is predicted, for the shape of the answer.
         extents = torch.where(batch["valid"][:, None], batch["extent"], 1) if "valid" in batch else batch["extent"]
-        logits = classes = torch.zeros(0)
-        for number, (d, h, w) in enumerate(extents.tolist()):
-            found = self._flipped_mean(of_volume, image[number, :, :d, :h, :w], len(patch))
-            if not number:
-                logits = found.new_zeros(len(image), len(found), *image.shape[2:])
-                classes = torch.zeros_like(logits[:, 0], dtype=torch.uint8)
-            logits[number, :, :d, :h, :w] = found
-            classes[number, :d, :h, :w] = found.argmax(0).to(torch.uint8)
+        volumes = [image[row, :, :d, :h, :w] for row, (d, h, w) in enumerate(extents.tolist())]
+        found = self._flipped_means(
+            lambda each: sliding_windows(model, each, patch, self.overlap, self.blend, self.window_batch),
+            volumes,
+            len(patch),
+        )
+        logits = found[0].new_zeros(len(image), len(found[0]), *image.shape[2:])
+        classes = torch.zeros_like(logits[:, 0], dtype=torch.uint8)
+        for row, scores in enumerate(found):
+            inside = tuple(slice(side) for side in scores.shape[1:])
+            logits[row, :, *inside] = scores
+            classes[row, *inside] = scores.argmax(0).to(torch.uint8)
         return {"logits": logits, "classes": classes}
 
     def metric(self, spec: DataSpec, device: torch.device) -> Dice:
@@ -93,15 +94,17 @@ class Segmentation(Task, SegmentationConfig):
             )
         return Dice(spec.classes, device, self.regions, self.voxel_loss)
 
-    def _flipped_mean(self, forward: Callable[[Tensor], Tensor], image: Tensor, axes: int) -> Tensor:
-        """Return scores in fp32; with tta their mean over all mirror images along the last `axes` axes."""
-        total = forward(image).float()
+    def _flipped_means(self, forward: Forward, images: Sequence[Tensor], axes: int) -> list[Tensor]:
+        """Return the scores of each image in fp32; with tta their means over all mirror images along the last `axes`
+        axes."""
+        totals = [scores.float() for scores in forward(images)]
         if not self.tta:
-            return total
+            return totals
         flips = [axis for count in range(1, axes + 1) for axis in combinations(range(-axes, 0), count)]
         for flip in flips:
-            total = total + forward(image.flip(flip)).float().flip(flip)
-        return total / (len(flips) + 1)
+            flipped = forward([image.flip(flip) for image in images])
+            totals = [total + scores.float().flip(flip) for total, scores in zip(totals, flipped, strict=True)]
+        return [total / (len(flips) + 1) for total in totals]
 
 
 def _supervision_weights(outputs: int, rule: Literal["original", "exact"]) -> list[float]:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ LOWEST_WEIGHT = 1e-3
 Blend = Literal["gaussian", "constant"]
 
 
-@torch.no_grad()
 def sliding_window(
     predictor: Callable[[Tensor], Tensor],
     volume: Tensor,
@@ -30,39 +29,102 @@ def sliding_window(
     blend: Blend,
     batch: int,
 ) -> Tensor:
-    """Return scores (classes, *space) of a volume (channels, *space).
+    """Return scores (classes, *space) of a volume (channels, *space); `sliding_windows` of one."""
+    return sliding_windows(predictor, [volume], roi, overlap, blend, batch)[0]
 
-    `predictor` maps (n, channels, *roi) to (n, classes, *roi) and gets at most `batch` windows at a time. If `roi` has
-    one axis less than the volume, the network works on slices; batches then mix windows of all slices.
+
+@torch.no_grad()
+def sliding_windows(
+    predictor: Callable[[Tensor], Tensor],
+    volumes: Sequence[Tensor],
+    roi: Sequence[int],
+    overlap: float,
+    blend: Blend,
+    batch: int,
+) -> list[Tensor]:
+    """Return scores (classes, *space) of volumes (channels, *space) of any sizes.
+
+    `predictor` maps (n, channels, *roi) to (n, classes, *roi). It gets `batch` windows at a time, those of one volume
+    after those of the one before, so that small volumes fill it together and all calls but the last have one shape. If
+    `roi` has one axis less than the volumes, the network works on slices; batches then mix windows of all slices.
     """
-    is_sliced = volume.ndim == len(roi) + 2
-    if not is_sliced and volume.ndim != len(roi) + 1:
-        raise ValueError(f"windows of {tuple(roi)} do not fit a volume of shape {tuple(volume.shape)}")
-    items = volume.movedim(1, 0) if is_sliced else volume[None]  # (items, channels, *space)
-    missing = [max(window - size, 0) for window, size in zip(roi, items.shape[2:], strict=True)]
-    # F.pad counts from the last axis; the odd voxel goes to the end.
-    if any(missing):
-        items = F.pad(items, [n for gap in reversed(missing) for n in (gap // 2, gap - gap // 2)])
-    grid = windows(items.shape[2:], roi, overlap)
-    weight = _weight(tuple(roi), blend, volume.device)
-    weights = torch.zeros(items.shape[2:], device=volume.device)
-    for window in grid:
-        weights[window] += weight
-    total: Tensor | None = None
-    # All items of one window, then the next window: a batch adds the items that share a window in one operation.
-    for start in range(0, len(grid) * len(items), batch):
-        parts = _parts(start, min(start + batch, len(grid) * len(items)), len(items))
-        answer = predictor(torch.cat([items[first:last, :, *grid[number]] for number, first, last in parts])).float()
-        if total is None:
-            total = torch.zeros(len(items), answer.shape[1], *items.shape[2:], device=volume.device)
-        sizes = [last - first for _, first, last in parts]
-        for (number, first, last), scores in zip(parts, answer.split(sizes), strict=True):
-            total[first:last, :, *grid[number]].addcmul_(scores, weight)
-    assert total is not None
-    total /= weights
-    kept = tuple(slice(gap // 2, gap // 2 + n) for gap, n in zip(missing, volume.shape[-len(roi) :], strict=True))
-    total = total[:, :, *kept]
-    return total.movedim(0, 1) if is_sliced else total[0]
+    parts = [_Parts(volume, tuple(roi), overlap, blend) for volume in volumes]
+    lots: list[list[_Lot]] = [[]]
+    room = batch
+    for part in parts:
+        done = 0
+        while done < part.count:
+            taken = min(room, part.count - done)
+            lots[-1] += part.lots(done, done + taken)
+            done, room = done + taken, room - taken
+            if not room:
+                lots.append([])
+                room = batch
+    for lot in filter(None, lots):
+        answer = predictor(torch.cat([each.images() for each in lot])).float()
+        for each, scores in zip(lot, answer.split([len(each) for each in lot]), strict=True):
+            each.part.add(each, scores)
+    return [part.scores() for part in parts]
+
+
+class _Lot(NamedTuple):
+    """One window of some items that follow each other: of slices, or of the only volume."""
+
+    part: _Parts
+    window: tuple[slice, ...]
+    first: int
+    last: int
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def images(self) -> Tensor:
+        """Return (items, channels, *roi)."""
+        return self.part.items[self.first : self.last, :, *self.window]
+
+
+class _Parts:
+    """A volume in windows, and the sum of their scores."""
+
+    def __init__(self, volume: Tensor, roi: tuple[int, ...], overlap: float, blend: Blend):
+        self.is_sliced = volume.ndim == len(roi) + 2
+        if not self.is_sliced and volume.ndim != len(roi) + 1:
+            raise ValueError(f"windows of {roi} do not fit a volume of shape {tuple(volume.shape)}")
+        items = volume.movedim(1, 0) if self.is_sliced else volume[None]  # (items, channels, *space)
+        self.size = items.shape[2:]
+        self.missing = [max(window - size, 0) for window, size in zip(roi, self.size, strict=True)]
+        # F.pad counts from the last axis; the odd voxel goes to the end.
+        if any(self.missing):
+            items = F.pad(items, [n for gap in reversed(self.missing) for n in (gap // 2, gap - gap // 2)])
+        self.items = items
+        self.grid = windows(items.shape[2:], roi, overlap)
+        self.weight = _weight(roi, blend, volume.device)
+        self.count = len(self.grid) * len(items)
+        self.total: Tensor | None = None
+
+    def lots(self, start: int, end: int) -> list[_Lot]:
+        """Return windows `start` to `end` of all items: all items of one window, then the next window, so that those
+        which share one are added in one operation."""
+        items = len(self.items)
+        numbers = range(start // items, (end - 1) // items + 1)
+        return [_Lot(self, self.grid[n], max(start - n * items, 0), min(end - n * items, items)) for n in numbers]
+
+    def add(self, lot: _Lot, scores: Tensor) -> None:
+        """Add the scores (items, classes, *roi) of a window."""
+        if self.total is None:
+            self.total = scores.new_zeros(len(self.items), scores.shape[1], *self.items.shape[2:])
+        self.total[lot.first : lot.last, :, *lot.window].addcmul_(scores, self.weight)
+
+    def scores(self) -> Tensor:
+        """Return the mean of all windows, without what was padded."""
+        assert self.total is not None
+        weights = torch.zeros(self.items.shape[2:], device=self.items.device)
+        for window in self.grid:
+            weights[window] += self.weight
+        self.total /= weights
+        pairs = zip(self.missing, self.size, strict=True)
+        kept = self.total[:, :, *(slice(gap // 2, gap // 2 + n) for gap, n in pairs)]
+        return kept.movedim(0, 1) if self.is_sliced else kept[0]
 
 
 def windows(size: Sequence[int], roi: Sequence[int], overlap: float) -> list[tuple[slice, ...]]:
@@ -75,12 +137,6 @@ def windows(size: Sequence[int], roi: Sequence[int], overlap: float) -> list[tup
         axes.append([min(number * step, length - window) for number in range(count)])
     starts = itertools.product(*axes)
     return [tuple(slice(first, first + window) for first, window in zip(s, roi, strict=True)) for s in starts]
-
-
-def _parts(start: int, end: int, items: int) -> list[tuple[int, int, int]]:
-    """Return windows `start` to `end` of all items as (window, first item, item after the last)."""
-    numbers = range(start // items, (end - 1) // items + 1)
-    return [(n, max(start - n * items, 0), min(end - n * items, items)) for n in numbers]
 
 
 @lru_cache(maxsize=16)

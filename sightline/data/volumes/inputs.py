@@ -21,6 +21,9 @@ from sightline.data.volumes.geometry import Triple, new_shape, prepare_image
 from sightline.errors import BadSample, UsageError
 from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout
 
+# Volumes of a batch: so many, unless their images or scores, padded to the largest sides of all files, take more memory.
+AT_ONCE, AT_ONCE_BYTES = 16, 2**27
+
 if TYPE_CHECKING:
     import torch
 
@@ -28,14 +31,12 @@ if TYPE_CHECKING:
 
 
 class VolumeFiles(Dataset):
-    """Whole volumes of any size. A batch holds one; `finish` gives it its shape.
+    """Whole volumes of any size. A batch holds one, or as many as are small together; `finish` gives them their shape.
 
-    Batch keys after finish(): image (1, channels, depth, height, width), extent (1, 3) the same depth, height and
-    width; original, start, end (1, 3): the shape of the file and the box that was cut out of it; flat (1,): whether it
-    is a 2D image.
+    Batch keys after finish(): image (batch, channels, depth, height, width), the largest sides of all, zero outside of
+    a volume; extent (batch, 3): its own depth, height and width; original, start, end (batch, 3): the shape of the file
+    and the box that was cut out of it; flat (batch,): whether it is a 2D image.
     """
-
-    predict_batch = 1
 
     def __init__(self, files: Files, spec: DataSpec):
         self.spec = spec
@@ -44,8 +45,11 @@ class VolumeFiles(Dataset):
         joined = "\0".join(str(each) if isinstance(each, Path) else "" for each in self._given)
         self.fingerprint = hashlib.sha256(joined.encode("utf-8", "surrogateescape")).hexdigest()
         triple = ((3,), "int64")
+        shapes = np.array([self._expected_shape(index) for index in range(len(files))])
+        values = max(1, max(spec.channels, len(spec.classes)) * int(shapes.max(0).prod()))
+        self.predict_batch = max(1, min(AT_ONCE, AT_ONCE_BYTES // (4 * values)))
         self.layout: Layout = {
-            "image": ((max(map(self._room, range(len(files)))),), "float32"),
+            "image": ((max(1, spec.channels * int(shapes.prod(1).max())),), "float32"),
             "volume": ((), "int64"),
             "flat": ((), "bool"),
             **dict.fromkeys(("extent", "original", "start", "end"), triple),
@@ -64,7 +68,7 @@ class VolumeFiles(Dataset):
         """Prepare a volume; return its voxels in one row, and where they lie in the file."""
         name = self._names[index]
         given, channels = self._given[index], self.spec.channels
-        expected_voxels(self._header(index), self.spec, name)  # before anything is allocated
+        expected_shape(self._header(index), self.spec, name)  # before anything is allocated
         scan = read_scan(given, name, channels) if isinstance(given, Path) else given
         image, geometry = prepare_image(scan, self.spec, name)
         if image.size > self.layout["image"][0][0]:
@@ -78,9 +82,17 @@ class VolumeFiles(Dataset):
         }
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        """Turn a row of voxels into a volume. Synchronises with the device, because sizes differ from file to file."""
-        shape = (self.spec.channels, *batch["extent"][0].tolist())
-        return {**batch, "image": batch["image"][:1, : math.prod(shape)].view(1, *shape).to(dtype)}
+        """Turn rows of voxels into volumes. Synchronises with the device, because sizes differ from file to file."""
+        extents, channels = batch["extent"].tolist(), self.spec.channels
+        if len(extents) == 1:
+            image = batch["image"][:, : channels * math.prod(extents[0])].view(1, channels, *extents[0])
+            return {**batch, "image": image.to(dtype)}
+        sides = [max(1, *of_all) for of_all in zip(*extents, strict=True)]  # those of padding and bad files are 0
+        image = batch["image"].new_zeros(len(extents), channels, *sides, dtype=dtype)
+        for row, (depth, height, width) in enumerate(extents):
+            voxels = batch["image"][row, : channels * depth * height * width]
+            image[row, :, :depth, :height, :width] = voxels.view(channels, depth, height, width)
+        return {**batch, "image": image}
 
     def _header(self, index: int) -> Header:
         given = self._given[index]
@@ -91,11 +103,11 @@ class VolumeFiles(Dataset):
             (channels, sides[0], sides[1], sides[2]), given.spacing, given.affine, given.voxels.dtype, 0, None
         )
 
-    def _room(self, index: int) -> int:
+    def _expected_shape(self, index: int) -> Triple:
         try:
-            return self.spec.channels * expected_voxels(self._header(index), self.spec, self._names[index])
+            return expected_shape(self._header(index), self.spec, self._names[index])
         except BadSample:  # `load` reports it
-            return 1
+            return (0, 0, 0)
 
 
 def scan_of(given: np.ndarray | Image.Image, spec: DataSpec, name: str) -> Scan:
@@ -130,8 +142,8 @@ def _flat(pixels: np.ndarray) -> Scan:
     return Scan(np.moveaxis(pixels, 2, 0)[:, None].astype(np.float32, order="C"), (1.0, 1.0, 1.0), UNPLACED)
 
 
-def expected_voxels(header: Header, spec: DataSpec, name: str) -> int:
-    """Return the most voxels of a prepared channel; raise BadSample if the file does not fit network or memory."""
+def expected_shape(header: Header, spec: DataSpec, name: str) -> Triple:
+    """Return the largest sides of a prepared volume; raise BadSample if the file does not fit network or memory."""
     if header.shape[0] != spec.channels:
         found = f"has {header.shape[0]} channels, the network expects {spec.channels}"
         raise BadSample(name, f"{found}; give a file with as many")
@@ -145,4 +157,4 @@ def expected_voxels(header: Header, spec: DataSpec, name: str) -> int:
             f"would have {sides} voxels at the spacing {spec.spacing}; {MAX_VOXELS} are allowed, so fix the voxel "
             f"size of {header.spacing} mm in its header",
         )
-    return math.prod(shape)
+    return shape

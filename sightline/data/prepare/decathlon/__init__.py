@@ -31,7 +31,7 @@ from sightline.data.prepare.decathlon.statistics import Measured, find_spec, is_
 from sightline.data.prepare.decathlon.survey import complete, write_description
 from sightline.data.processes import over_processes
 from sightline.data.sources.layouts import is_description, read_description
-from sightline.data.volumes.inputs import expected_voxels
+from sightline.data.volumes.inputs import expected_shape
 from sightline.data.volumes.layouts import JSON, Raw, read_raw
 from sightline.data.volumes.plan import OWN, PLAN, TASKS, Case, Mode, VolumePlan, read_plan, spec_of, write_plan
 from sightline.data.writing.pieces import NOTES, Journal, alone_in, jobs_or_cores, refuse_unwritable
@@ -236,7 +236,7 @@ def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
     problems = []
     for case in cases:
         try:
-            expected_voxels(case.header, spec, case.name)
+            expected_shape(case.header, spec, case.name)
         except BadSample as error:
             problems.append(str(error))
     return problems
