@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from sightline.commands.start import ran_as_ranks_of_run, resolved_of, say_page
+from sightline.commands.start import begin_early, ran_as_ranks_of_run, resolved_of, say_page
 from sightline.commands.words import (
     add_checkpoint,
     names_recipe,
@@ -52,6 +52,7 @@ def evaluate(flags: Sequence[str]) -> None:
     if not Path(arguments.run).is_dir() and names_recipe(arguments.run, rest):
         _evaluate_weights(arguments, rest, own_flags(parser))
         return
+    begin_early(rest)
     from sightline import api
     from sightline.overview import score_text
 

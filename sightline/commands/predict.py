@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sightline import terminal
-from sightline.commands.start import ran_as_ranks_of_run
+from sightline.commands.start import begin_early, ran_as_ranks_of_run
 from sightline.commands.words import add_checkpoint, own_flags, parser_of, refuse_flags_of_run, refuse_value_of_flag
 from sightline.hardware.launch.place import is_rank_0
 
@@ -39,6 +39,7 @@ def predict(flags: Sequence[str]) -> None:
     refuse_flags_of_run("predict", arguments, rest, own_flags(parser))
     if ran_as_ranks_of_run(["predict", *flags], rest):
         return
+    begin_early(rest, arguments.inputs)
     from sightline import api
     from sightline.inference.folds import is_exported, split_runs
 

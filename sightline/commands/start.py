@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sightline import terminal
+from sightline.errors import SightlineError
+from sightline.files.sizes import loads_here
 from sightline.hardware.launch import among_ranks
+
+# Of the data of any run, whose checkpoint nobody has read yet.
+WORKER_MODULES = (
+    "sightline.data.classification.dataset",
+    "sightline.data.detection.dataset",
+    "sightline.data.volumes.inputs",
+)
 
 if TYPE_CHECKING:
     from sightline.recipe.plan import Purpose
@@ -38,6 +47,25 @@ def say_decided(resolved: Resolved) -> None:
     if resolved.run.progress != "off" and not among_ranks():
         for line in resolved.lines:
             terminal.say_if_read(line)
+
+
+def begin_early(words: Sequence[str], inputs: Sequence[str] = ()) -> None:
+    """Begin what a command about a run will need, beside the import of torch: CUDA, and the process that loader workers
+    are forked from, unless `inputs` are so few that they are loaded here."""
+    if not terminal.is_command():  # a script that calls us may fork later
+        return
+    from sightline.data.loading import forkserver
+    from sightline.hardware import early_cuda
+    from sightline.recipe.recipe import Run
+    from sightline.recipe.resolve import run_fields
+
+    try:
+        run = Run(**{name.removeprefix("run."): value for name, value in run_fields(words).items()})
+    except SightlineError:  # reported by who reads the flags
+        return
+    early_cuda.begin(run)
+    if not inputs or (run.workers < 0 and not loads_here(map(Path, inputs))) or run.workers > 0:
+        forkserver.start_for(run, *WORKER_MODULES)
 
 
 def refuse_uneven_batch(recipe: Recipe, run: Run) -> None:

@@ -348,6 +348,12 @@ def set_deterministic(on: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
+def follow_rules() -> None:
+    """Let cuDNN choose kernels by its own rules. To try them out, as training does, takes half a second for every shape
+    of a batch, and a network that is not trained meets each a few times."""
+    torch.backends.cudnn.benchmark = False
+
+
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # in the RuntimeError of cpu and mps
 
 

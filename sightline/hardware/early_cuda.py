@@ -99,12 +99,12 @@ def _read_ahead(libraries: Sequence[Path]) -> None:
                     os.close(descriptor)
 
 
-def load_libraries(device: Device, precision: str) -> None:
+def load_libraries(device: Device, precision: str, trains: bool = True) -> None:
     """Let cuDNN and cuBLAS load, on a thread, beside what the host does until the first step: one small convolution and
     product, which leave no trace but the libraries."""
     global _loading
     if device.kind == "cuda":
-        _loading = threading.Thread(target=_convolve, args=(device, precision), name="cuDNN")
+        _loading = threading.Thread(target=_convolve, args=(device, precision, trains), name="cuDNN")
         _loading.start()
 
 
@@ -114,15 +114,17 @@ def wait() -> None:
         _loading.join()
 
 
-def _convolve(device: Device, precision: str) -> None:
+def _convolve(device: Device, precision: str, trains: bool) -> None:
     import torch
     from torch.nn import functional as F
 
     from sightline.hardware.precision import DTYPES
 
     with contextlib.suppress(RuntimeError), torch.cuda.device(device.torch_device):
-        kind: dict[str, Any] = {"device": device.torch_device, "dtype": DTYPES[precision], "requires_grad": True}
+        kind: dict[str, Any] = {"device": device.torch_device, "dtype": DTYPES[precision], "requires_grad": trains}
         image, weight = torch.ones(8, 64, 16, 16, **kind), torch.ones(64, 64, 3, 3, **kind)
         maps = F.conv2d(image.to(memory_format=torch.channels_last), weight, padding=1)
-        F.linear(maps.mean((2, 3)), weight[:, :, 0, 0]).sum().backward()
+        total = F.linear(maps.mean((2, 3)), weight[:, :, 0, 0]).sum()
+        if trains:
+            total.backward()
         device.synchronize()

@@ -32,7 +32,7 @@ from sightline.engine.signals import StopSignals
 from sightline.errors import BadCheckpoint, BadData, SightlineError, UsageError, first_of
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
-from sightline.hardware import world
+from sightline.hardware import devices, early_cuda, world
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
@@ -89,6 +89,8 @@ class Trained:
         """Read the recipe of a checkpoint that was loaded, and find this process's place and device."""
         recipe, run, spec = recipe_of(path, stored, recipe_file, *given)
         here, device, recipe = set_up(recipe, run)
+        devices.follow_rules()
+        early_cuda.load_libraries(device, recipe.train.eval_precision, trains=False)
         recipe = dataclasses.replace(recipe, task=recipe.task.for_data(spec))
         return cls(path, tensors, stored, recipe, run, spec, here, device)
 

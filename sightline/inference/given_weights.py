@@ -14,6 +14,7 @@ from sightline.data.loading.cache import read_once
 from sightline.engine.model import build_model
 from sightline.engine.setup import set_up
 from sightline.errors import BadData, UsageError, first_of
+from sightline.hardware import devices, early_cuda
 from sightline.inference.checkpoints import Evaluation, loading, open_split
 from sightline.parts import Scores, Split
 from sightline.recipe.recipe import Recipe, Run
@@ -27,6 +28,8 @@ def evaluate_weights(recipe: Recipe, run: Run, split: Split = "val") -> Scores:
             f"evaluate {recipe.name} scores given weights: add --model.weights FILE; to score a run, name its folder"
         )
     here, device, recipe = set_up(recipe, run)
+    devices.follow_rules()
+    early_cuda.load_libraries(device, recipe.train.eval_precision, trains=False)
     dataset = open_split(read_once(recipe.data), split, recipe.train.seed)
     model = build_model(recipe, run, dataset.spec, device).model
     note = load_all(recipe, model)

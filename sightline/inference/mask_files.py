@@ -5,6 +5,7 @@ how much of each class was found.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,15 +46,21 @@ class MaskPredictions(ResultFolder):
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Write, draw and report the mask of each file."""
+        made = []
         for row, name in enumerate(names):
             if name is None:
                 continue
             height, width = batch["extent"][row].tolist()
             mask = predictions["classes"][row, :height, :width].cpu().numpy()
-            if self.options.largest:
-                mask = keep_largest(mask[None], self.options.largest)[0]
             shares = shares_of(predictions, row, height, width) if self.options.probabilities else None
-            self._add_image(name, mask, shares)
+            made.append((name, partial(self._added, name, mask, shares)))
+        self.add_files(made)
+
+    def lines(self, row: Mapping[str, Any]) -> list[str]:
+        """Return one line, with the shares of the largest classes."""
+        most = sorted(row["found"], key=lambda each: each["pixels"], reverse=True)[:_SHOWN]
+        shown = [f"{each['class']} {each['percent']:.2f} %" for each in row["found"] if each in most]
+        return ["  ".join([row["file"], f"{row['width']}x{row['height']}", *shown])]
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Write predictions.json, with the classes and what masks call them."""
@@ -64,14 +71,12 @@ class MaskPredictions(ResultFolder):
         amounts = {f"{each['class']} {unit}": each[unit] for each in row["found"] for unit in ("percent", "pixels")}
         return [{"file": row["path"], "mask": row["mask"], **amounts}]
 
-    def _add_image(self, name: str, mask: np.ndarray, shares: np.ndarray | None) -> None:
-        path, stem, drawing = self._files[name], self._names[name], None
-        try:
-            if self.options.draws:
-                drawing = drawn_in_image(stem, path, self.spec, mask)
-        except BadSample as bad:
-            self.note_unreadable(name, bad.reason)
-            return
+    def _added(self, name: str, mask: np.ndarray, shares: np.ndarray | None) -> dict[str, Any]:
+        """Write the results of an image; return its row. Raises BadSample if its file has changed."""
+        path, stem = self._files[name], self._names[name]
+        if self.options.largest:
+            mask = keep_largest(mask[None], self.options.largest)[0]
+        drawing = drawn_in_image(stem, path, self.spec, mask) if self.options.draws else None
         height, width = mask.shape
         row: dict[str, Any] = {"file": name, "path": str(path), "width": width, "height": height}
         row["mask"] = f"{stem}{MASK}"
@@ -88,10 +93,7 @@ class MaskPredictions(ResultFolder):
             {"class": each, "id": value, "pixels": count, "percent": round(100 * count / mask.size, 4)}
             for each, value, count in zip(self.spec.classes, values_of(self.spec), counts, strict=True)
         ]
-        self._rows[name] = row
-        most = sorted(row["found"], key=lambda each: each["pixels"], reverse=True)[:_SHOWN]
-        shown = [f"{each['class']} {each['percent']:.2f} %" for each in row["found"] if each in most]
-        self.say("  ".join([name, f"{width}x{height}", *shown]))
+        return row
 
 
 def drawn_in_image(name: str, given: Path | np.ndarray | Image.Image, spec: DataSpec, mask: np.ndarray) -> Image.Image:

@@ -20,12 +20,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sightline.data.inputs import Files, list_files
-from sightline.data.loading.loader import BadSamples, Loader
+from sightline.data.loading.loader import BadSamples, Loader, worker_count
 from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.engine import checkpoint
 from sightline.engine.signals import StopSignals
 from sightline.errors import BadData, DiskError, Interrupted, UsageError, first_of
 from sightline.files.checkpoint_folder import run_of
+from sightline.files.sizes import loads_here
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.inference.behind import Behind, Sink
@@ -45,6 +46,9 @@ from sightline.runs.screen import Screen
 # Folders stand for the files in them; docs/start/python.md describes arrays.
 Input = str | Path | np.ndarray | Image.Image
 SHOWN = 10  # names in a message
+# Of so many images per loader process the host decodes all: the device's decoder would have to start, and its kernels
+# to be compiled, which takes seconds.
+HOST_IMAGES = 1000
 CHOICE = "or add --data.on-bad-sample skip"
 
 
@@ -109,7 +113,8 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
         about = {"recipe": about.pop("recipe"), "model": type(model).__name__, **about}
         tables = f"{folder / DOCUMENT} and {TABLE} list them"
         try:
-            _predict(engine, task, model, dataset, reporter, watch, share.begin)
+            here = loads_here(files.values())
+            _predict(engine, task, model, dataset, reporter, here, watch, share.begin)
         except (Interrupted, DiskError):
             if engine.world.size == 1 and isinstance(reporter, ResultFolder) and reporter.found()["rows"]:
                 done = len(reporter.write(about)["files"])
@@ -180,7 +185,7 @@ def predict_objects(engine: Engine, files: Files, options: PredictOptions) -> di
     model = engine.build()
     was_training = model.training
     try:
-        _predict(engine, task, model.eval(), dataset, found)
+        _predict(engine, task, model.eval(), dataset, found, loads_here(files.values()))
     finally:
         model.train(was_training)  # it may be the user's own
     if found.unreadable and engine.recipe.data.on_bad_sample == "fail":
@@ -215,7 +220,11 @@ class _Objects:
 
 
 def _open(engine: Engine, files: Files) -> Dataset:
-    dataset = engine.recipe.data.open_files(files, engine.spec)
+    data = engine.recipe.data
+    workers = max(1, worker_count(engine.run.workers, engine.device, engine.world))
+    if getattr(data, "decoder", "") == "auto" and len(files) <= HOST_IMAGES * workers:
+        data = dataclasses.replace(data, decoder="cpu")  # type: ignore[call-arg]  # data of images have this field
+    dataset = data.open_files(files, engine.spec)
     if dataset.spec != engine.spec:
         raise UsageError(
             f"flags must not change what the network is fed: it knows {engine.spec}, they ask for {dataset.spec}"
@@ -229,17 +238,21 @@ def _predict(
     model: nn.Module,
     dataset: Dataset,
     sink: Sink,
+    loads_here: bool,
     on_batch: Callable[[int, int], None] = lambda at, total: None,
     on_lines: Callable[[int], None] = lambda at: None,
 ) -> None:
     """Run the network over a dataset of files; stop signals are obeyed between batches. `on_batch` is called before the
     network gets a batch, `on_lines` before the sink gets what belongs to it."""
+    run = engine.run
+    if loads_here and run.workers < 0:
+        run = dataclasses.replace(run, workers=0)
     with contextlib.ExitStack() as stack:
         alone = dataclasses.replace(engine.world, size=1)  # a rank waits for no other between batches
         signals = stack.enter_context(StopSignals(alone, saves=False))
         bound = dataset.bind(engine.device, engine.recipe.train.global_batch)
         behind = stack.enter_context(Behind(sink, engine.device))
-        loader = _open_loader(engine, bound, behind, signals)
+        loader = _open_loader(engine, run, bound, behind, signals)
         stack.callback(loader.close)
 
         def between_batches(done: int, total: int) -> None:
@@ -274,12 +287,12 @@ def _predict_all(
         behind.add(names, predictions, batch)
 
 
-def _open_loader(engine: Engine, bound: Bound, behind: Behind, signals: StopSignals) -> Loader:
+def _open_loader(engine: Engine, run: Run, bound: Bound, behind: Behind, signals: StopSignals) -> Loader:
     count = len(bound.dataset)
     order = shared(EvalOrder(count, min(count, engine.recipe.train.global_batch, bound.dataset.predict_batch)), engine)
     # One bad file does not keep the others from being predicted; data.on_bad_sample is obeyed at the end.
     bad_samples = BadSamples("skip", count, lambda bad: behind.note_unreadable(bad.name, bad.reason))
-    return Loader({"files": (bound, order)}, engine.run, engine.device, engine.world, bad_samples, signals.check)
+    return Loader({"files": (bound, order)}, run, engine.device, engine.world, bad_samples, signals.check)
 
 
 def _names(batch: Batch, dataset: Dataset) -> list[str | None]:

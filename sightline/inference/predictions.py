@@ -8,7 +8,9 @@ import json
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ TABLE = "predictions.csv"
 TableRow = dict[str, str | int | float]
 FORMAT = 1
 _MOST_BYTES = 2**30  # of an earlier call's results
+THREADS = 8  # that decode, draw, compress and write the files of a batch
 # Where a formula may begin: at the start of a cell, and after the mark by which some languages part cells of a CSV,
 # whatever quotes say. Programs may drop blanks before it, and take wide signs for narrow ones.
 _FORMULA = re.compile(r"(?:^|(?<=;))(?=\s*[-=+@\uff1d\uff0b\uff0d\uff20])")
@@ -97,6 +100,24 @@ class ResultFolder(Reporter):
         if missing := sorted(set(self._files) - {*self._rows, *(row["file"] for row in self.unreadable)}):
             raise BadData(f"{len(missing)} of {len(self._files)} files were not predicted, e.g. {missing[0]}")
 
+    def add_files(self, made: Iterable[tuple[str, Callable[[], dict[str, Any]]]]) -> None:
+        """Make the rows of some files on several threads, which write their results, and take them in order. What
+        raises BadSample is listed as unreadable."""
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="sightline-results") as pool:
+            rows = [(name, pool.submit(make)) for name, make in made]
+            for name, row in rows:
+                try:
+                    self._rows[name] = row.result()
+                except BadSample as bad:
+                    self.note_unreadable(name, bad.reason)
+                    continue
+                for line in self.lines(self._rows[name]):
+                    self.say(line)
+
+    def lines(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the lines for the terminal of a file of predictions.json."""
+        return [row["file"]]
+
     @abstractmethod
     def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:
         """Return the rows of predictions.csv for a file of predictions.json, columns by name."""
@@ -146,27 +167,26 @@ class Predictions(ResultFolder):
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Draw, print and store the findings of each file."""
         found = self.findings(predictions, self.spec, self.options.top, self.options.threshold)
-        for name, findings in zip(names, found, strict=True):
-            if name is not None:
-                self._add_image(name, findings)
+        pairs = zip(names, found, strict=True)
+        self.add_files((name, partial(self._row, name, findings)) for name, findings in pairs if name is not None)
 
-    def _add_image(self, name: str, findings: Sequence[Finding]) -> None:
-        try:
-            data = read_bytes(self._files[name], name)
-            height, width = read_header(data, name).shape[:2]
-            pixels = decode_rgb(data, name) if self.options.draws else None
-        except BadSample as bad:  # below the part that the network sees, or changed since
-            self.note_unreadable(bad.name, bad.reason)
-            return
+    def lines(self, row: Mapping[str, Any]) -> list[str]:
+        """Return a line of classes, or a line for each box."""
+        return as_lines(row)
+
+    def _row(self, name: str, findings: Sequence[Finding]) -> dict[str, Any]:
+        """Draw the findings of a file; return its row. Raises BadSample for damage below the part that the network sees,
+        or a file that has changed since."""
+        data = read_bytes(self._files[name], name)
+        height, width = read_header(data, name).shape[:2]
+        pixels = decode_rgb(data, name) if self.options.draws else None
         row: dict[str, Any] = {"file": name, "path": str(self._files[name]), "width": width, "height": height}
         row["found"] = [_as_json(finding, width, height) for finding in findings]
         if pixels is not None:
             row["picture"] = self._drawings[name]
             drawing, encoder = draw(pixels, findings), ENCODERS[Path(self._drawings[name]).suffix.lower()]
             self.replace(self._drawings[name], lambda path: write_image(path, drawing, **encoder))
-        self._rows[name] = row
-        for line in as_lines(row):
-            self.say(line)
+        return row
 
 
 def _as_csv(columns: Sequence[str], rows: Sequence[TableRow]) -> bytes:

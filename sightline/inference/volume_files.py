@@ -5,6 +5,7 @@ class was found.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +57,14 @@ class VolumePredictions(ResultFolder):
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Resample scores to the geometry of their file, and write, draw and report them."""
-        for row, name in enumerate(names):
-            if name is not None:
-                self._add_volume(name, *scores_of_row(predictions, batch, row))
+        rows = [(row, name) for row, name in enumerate(names) if name is not None]
+        self.add_files(
+            (name, partial(self._added, name, *prepared_scores(predictions, batch, row))) for row, name in rows
+        )
+
+    def lines(self, row: Mapping[str, Any]) -> list[str]:
+        """Return one line, with how much of every class was found."""
+        return [as_line(row)]
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Write predictions.json, with the names of the classes that masks hold as numbers."""
@@ -71,17 +77,15 @@ class VolumePredictions(ResultFolder):
         amounts = {f"{each['class']} {unit}": each[unit] for each in row["found"][1:] for unit in units}
         return [{"file": row["path"], "mask": row["mask"], **amounts}]
 
-    def _add_volume(self, name: str, scores: np.ndarray, geometry: Geometry) -> None:
+    def _added(self, name: str, prepared: np.ndarray, geometry: Geometry) -> dict[str, Any]:
+        """Write the results of a volume; return its row. Raises BadSample if its file has changed."""
         path, case = self._files[name], self._cases[name]
+        scores = to_original(prepared, geometry)
         mask, counts = mask_of(scores, self.spec.classes, self.options.largest)
-        try:
-            header = read_header(path, name, self.spec.channels)
-            drawing = drawn_mask(case, path, self.spec, mask) if self.options.draws else None
-            if header.shape[1:] != geometry.original:
-                raise BadSample(name, f"{path} has changed since it was predicted; predict it again")
-        except BadSample as bad:
-            self.note_unreadable(bad.name, bad.reason)
-            return
+        header = read_header(path, name, self.spec.channels)
+        drawing = drawn_mask(case, path, self.spec, mask) if self.options.draws else None
+        if header.shape[1:] != geometry.original:
+            raise BadSample(name, f"{path} has changed since it was predicted; predict it again")
         row = self._row(name, header, mask, counts)
         row["mask"] = _mask_name(case, path)
         write = _write_image if is_image(path) else write_volume
@@ -93,8 +97,7 @@ class VolumePredictions(ResultFolder):
         if drawing is not None:
             row["picture"] = f"{case}.png"
             self.replace(row["picture"], lambda path: write_image(path, drawing, format="PNG", compress_level=4))
-        self._rows[name] = row
-        self.say(as_line(row))
+        return row
 
     def _row(self, name: str, header: Header, mask: np.ndarray, counts: Sequence[int]) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
@@ -110,10 +113,16 @@ class VolumePredictions(ResultFolder):
 
 def scores_of_row(predictions: Mapping[str, Tensor], batch: Batch, row: int) -> tuple[np.ndarray, Geometry]:
     """Return the scores (classes, depth, height, width) of a volume in the geometry of its file, and that geometry."""
+    prepared, geometry = prepared_scores(predictions, batch, row)
+    return to_original(prepared, geometry), geometry
+
+
+def prepared_scores(predictions: Mapping[str, Tensor], batch: Batch, row: int) -> tuple[np.ndarray, Geometry]:
+    """Return the scores of a volume as the network saw it, and its geometry."""
     geometry = Geometry(*(_triple(batch[key][row]) for key in ("original", "start", "end", "extent")))
     depth, height, width = geometry.shape
-    logits = predictions["logits"][row, :, :depth, :height, :width].float().cpu().numpy()
-    return to_original(logits, geometry), geometry
+    logits: np.ndarray = predictions["logits"][row, :, :depth, :height, :width].float().cpu().numpy()
+    return logits, geometry
 
 
 def mask_of(scores: np.ndarray, classes: Sequence[str], largest: Sequence[int]) -> tuple[np.ndarray, list[int]]:

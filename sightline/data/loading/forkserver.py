@@ -56,10 +56,15 @@ def _remove_of_dead(folder: str, starter: int) -> None:
 def start_early(recipe: Recipe, run: Run) -> None:
     """Start the forkserver for a run. It imports what the data of the recipe need. What cannot be started is reported
     by who needs it."""
+    start_for(run, *recipe.data.worker_modules)
+
+
+def start_for(run: Run, *modules: str) -> None:
+    """Start the forkserver for a run, to import these modules."""
     if START_METHOD != "forkserver" or not may_start_early(run):
         return
     with contextlib.suppress(OSError):
-        start(*recipe.data.worker_modules)
+        start(*modules)
 
 
 def may_start_early(run: Run) -> bool:
