@@ -31,14 +31,13 @@ class Sink(Protocol):
 
 class Behind:
     """Calls a sink in the order in which it is called, one call at a time, and raises at the next call, or at the end,
-    what the sink has raised. Left by an error, it drops what waits: the sink has taken whole batches."""
+    what the sink has raised. Left by another error, as a stop, it first hands on what was predicted."""
 
     def __init__(self, sink: Sink, device: Device):
         self._sink = sink
         self._device = device
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
         self._failed: BaseException | None = None
-        self._is_dropped = False
         self._thread = threading.Thread(target=self._run, name="sightline-behind", daemon=True)
         self._thread.start()
 
@@ -48,7 +47,6 @@ class Behind:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_dropped = error is not None
         self._put(None)
         self._thread.join()
         if error is None and self._failed:
@@ -94,7 +92,6 @@ class Behind:
                 self._device.api.set_stream(self._device.api.Stream())
             with torch.inference_mode():
                 while (call := self._waiting.get()) is not None:
-                    if not self._is_dropped:
-                        call()
+                    call()
         except BaseException as error:  # noqa: BLE001  # raised again by who hands over the next batch
             self._failed = error

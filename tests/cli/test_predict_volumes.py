@@ -172,6 +172,28 @@ def test_one_file_alone_with_workers_gives_the_same_mask(sightline, home: Path, 
         )
 
 
+def test_a_folder_gives_each_volume_what_it_gets_alone(sightline, home: Path, tmp_path: Path):
+    """Volumes of all sizes go through the network together; a broken one among twenty loses only itself."""
+    many = tmp_path / "many"
+    for number in range(20):
+        draw_case(many, f"hippo_{number:03d}", (15 + 7 * number % 40, 18 + 11 * number % 33, 5 + number % 13), number)
+    scans = sorted((many / "imagesTr").iterdir())
+    scans[7].write_bytes(scans[7].read_bytes()[:100])
+    words = [home / "run", *with_recipe(home), "--no-draw"]
+    code, _, err = sightline("predict", *words, many / "imagesTr", "--out", tmp_path / "together")
+    assert code == 3 and "1 of 20 files cannot be read" in err and scans[7].name in err
+    document = json.loads((tmp_path / "together" / "predictions.json").read_text())
+    readable = [scan for scan in scans if scan != scans[7]]
+    assert [row["path"] for row in document["files"]] == [str(scan) for scan in readable]
+    assert [row["path"] for row in document["unreadable"]] == [str(scans[7])]
+    for scan, row in list(zip(readable, document["files"], strict=True))[::3]:
+        code, _, _ = sightline("predict", *words, scan, "--out", tmp_path / scan.name)
+        (alone,) = json.loads((tmp_path / scan.name / "predictions.json").read_text())["files"]
+        assert code == 0 and alone == row
+        mask = (tmp_path / "together" / row["mask"]).read_bytes()
+        assert mask == (tmp_path / scan.name / row["mask"]).read_bytes()
+
+
 def test_bad_files_are_listed_and_the_rest_is_predicted(sightline, home: Path, tmp_path: Path):
     images = tmp_path / "in"
     shutil.copytree(home / "Task04_Hippocampus" / "imagesTr", images)

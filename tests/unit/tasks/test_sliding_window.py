@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sightline.tasks.sliding_window import sliding_window, windows
+from sightline.tasks.sliding_window import sliding_window, sliding_windows, windows
 
 CASES = [  # size, window
     ((33, 29), (16, 12)),
@@ -111,3 +111,23 @@ def test_what_is_kept_from_inference_serves_training_too():
 def test_window_of_other_axes_is_refused():
     with pytest.raises(ValueError, match=r"\(4, 4, 4\) do not fit a volume of shape \(2, 9, 9\)"):
         sliding_window(network(3), image(9, 9), (4, 4, 4), 0.5, "gaussian", 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 4, 7, 1000])
+@pytest.mark.parametrize("roi", [(16, 12), (4, 16, 12)])
+def test_volumes_of_any_sizes_share_batches(roi: tuple[int, ...], batch: int):
+    """Each gets the scores that it has alone; the network is called as seldom as can be."""
+    sizes = [(5, 20, 30), (1, 16, 12), (9, 7, 13), (2, 31, 12)]
+    volumes = [image(*size) for size in sizes]
+    model, calls = network(len(roi)), []
+
+    def counting(windows_: torch.Tensor) -> torch.Tensor:
+        calls.append(len(windows_))
+        return model(windows_)
+
+    found = sliding_windows(counting, volumes, roi, 0.5, "gaussian", batch)
+    assert all(size == batch for size in calls[:-1]) and 0 < calls[-1] <= batch
+    for volume, scores in zip(volumes, found, strict=True):
+        alone = sliding_window(model, volume, roi, 0.5, "gaussian", 1)
+        torch.testing.assert_close(scores, alone, rtol=0, atol=1e-5)

@@ -1,5 +1,6 @@
-"""NIfTI files as whole volumes: prepared like the data of a run, one at a time, whatever their sizes."""
+"""NIfTI files as whole volumes: prepared like the data of a run, whatever their sizes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel
@@ -11,6 +12,7 @@ from sightline.config import Run
 from sightline.data.formats.nifti import read_scan
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder
+from sightline.data.volumes import inputs
 from sightline.data.volumes.files import case_name
 from sightline.data.volumes.geometry import prepare_image
 from sightline.data.volumes.inputs import VolumeFiles
@@ -35,8 +37,8 @@ def write(path: Path, sides: tuple[int, ...], box=((2, 9), (1, 7), (3, 5)), affi
     return voxels
 
 
-def batches(dataset: VolumeFiles, workers: int = 0) -> tuple[list[dict], list[str]]:
-    """All of a data set as the loader hands it out, finished, and what could not be read."""
+def volumes(dataset: VolumeFiles, workers: int = 0) -> tuple[list[dict], list[str]]:
+    """Each volume as the loader hands it out, finished, and what could not be read."""
     bad: list[str] = []
     order = EvalOrder(len(dataset), dataset.predict_batch)
     device = devices.select("cpu", 0)
@@ -47,46 +49,66 @@ def batches(dataset: VolumeFiles, workers: int = 0) -> tuple[list[dict], list[st
         loader.seek("files", 0, order.steps_per_epoch)
         found = []
         for _ in range(order.steps_per_epoch):
-            batch = loader.next("files")
-            if batch["valid"].all():
-                found.append({key: value.clone() for key, value in dataset.finish(batch, torch.float32).items()})
+            batch = dataset.finish(loader.next("files"), torch.float32)
+            for row in batch["valid"].nonzero().flatten().tolist():
+                volume = {key: value[row].clone() for key, value in batch.items()}
+                sides = [slice(side) for side in volume["extent"].tolist()]
+                inside = volume["image"][:, *sides].clone()
+                volume["image"][:, *sides] = 0
+                assert not volume["image"].any(), "padding is not zero"
+                found.append({**volume, "image": inside})
         return found, bad
     finally:
         loader.close()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_files_of_any_size_come_whole_one_at_a_time(tmp_path: Path, workers: int):
+@pytest.mark.parametrize("most_bytes", [inputs.AT_ONCE_BYTES, 1, 4 * 23 * 40 * 12 * 2])
+def test_files_of_any_size_come_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, most_bytes: int
+):
+    """All in a batch, each in its own, two in one: padded to the largest sides of their batch."""
+    monkeypatch.setattr(inputs, "AT_ONCE_BYTES", most_bytes)
     boxes = {"large": ((1, 21), (0, 30), (2, 12)), "small": ((2, 9), (1, 7), (3, 5)), "long": ((0, 3), (0, 40), (0, 2))}
     sides = {"large": (24, 30, 12), "small": (10, 8, 7), "long": (3, 40, 4)}
     files = {name: tmp_path / f"{name}.nii.gz" for name in sides}
     stored = {name: write(files[name], sides[name], boxes[name]) for name in files}
-    found, bad = batches(VolumeFiles(files, FLAT), workers)
+    found, bad = volumes(VolumeFiles(files, FLAT), workers)
     assert not bad and len(found) == 3
-    for name, batch in zip(files, found, strict=True):
+    for name, volume in zip(files, found, strict=True):
         inside = stored[name][tuple(slice(*edges) for edges in boxes[name])].T  # the file's (x, y, z) is (width, ...)
         expected = (inside - inside.mean(dtype=np.float64)) / inside.std(dtype=np.float64)
-        assert batch["image"].shape == (1, 1, *inside.shape) and batch["extent"].tolist() == [list(inside.shape)]
-        np.testing.assert_allclose(batch["image"][0, 0].numpy(), expected, atol=1e-5)
-        assert batch["original"].tolist() == [list(reversed(sides[name]))]
-        assert batch["start"].tolist() == [[a for a, _ in reversed(boxes[name])]]
-        assert batch["end"].tolist() == [[b for _, b in reversed(boxes[name])]]
+        assert volume["image"].shape == (1, *inside.shape) and volume["extent"].tolist() == list(inside.shape)
+        np.testing.assert_allclose(volume["image"][0].numpy(), expected, atol=1e-5)
+        assert volume["original"].tolist() == list(reversed(sides[name]))
+        assert volume["start"].tolist() == [a for a, _ in reversed(boxes[name])]
+        assert volume["end"].tolist() == [b for _, b in reversed(boxes[name])]
+
+
+def test_large_volumes_come_one_at_a_time(tmp_path: Path):
+    """A batch of them would take more memory than the largest alone; scores of many classes count too."""
+    sides = {"a": (40, 40, 40), "b": (20, 20, 20)}
+    files = {name: tmp_path / f"{name}.nii.gz" for name in sides}
+    for name, path in files.items():
+        write(path, sides[name])
+    many = replace(FLAT, classes=tuple(map(str, range(inputs.AT_ONCE_BYTES // (4 * 40**3)))))
+    assert VolumeFiles(files, FLAT).predict_batch == inputs.AT_ONCE and VolumeFiles(files, many).predict_batch == 1
 
 
 def test_networks_of_volumes_get_them_at_their_own_spacing(tmp_path: Path):
     path = tmp_path / "x.nii.gz"
     write(path, (12, 10, 8, 2))  # the channel comes last in a file
     dataset = VolumeFiles({"x": path}, DEEP)
-    (batch,), bad = batches(dataset)
+    (volume,), bad = volumes(dataset)
     image, geometry = prepare_image(read_scan(path, "x"), DEEP, "x")
     assert not bad and geometry.shape == (2, 4, 10)  # of a box of 2, 6, 7 voxels at 2.5, 0.75, 1.5 mm
-    assert batch["extent"].tolist() == [list(geometry.shape)] and dataset.spec == DEEP
-    np.testing.assert_array_equal(batch["image"][0].numpy(), image)
-    assert (
-        batch["image"]
-        .to(torch.bfloat16)
-        .equal(dataset.finish({**batch, "image": batch["image"].reshape(1, -1)}, torch.bfloat16)["image"])
-    )
+    assert volume["extent"].tolist() == list(geometry.shape) and dataset.spec == DEEP
+    np.testing.assert_array_equal(volume["image"].numpy(), image)
+    row = {"extent": volume["extent"][None], "image": volume["image"].reshape(1, -1)}
+    for rows in (1, 2):
+        several = {key: value.expand(rows, -1) for key, value in row.items()}
+        halved = dataset.finish(several, torch.bfloat16)["image"]
+        assert len(halved) == rows and all(each.equal(volume["image"].bfloat16()) for each in halved)
 
 
 def test_files_that_cannot_be_read_do_not_keep_the_others_back(tmp_path: Path):
@@ -97,8 +119,8 @@ def test_files_that_cannot_be_read_do_not_keep_the_others_back(tmp_path: Path):
     whole = (tmp_path / "good.nii.gz").read_bytes()
     (tmp_path / "cut.nii.gz").write_bytes(whole[: len(whole) // 2])
     names = ["text", "good", "two", "empty", "cut", "gone"]
-    found, bad = batches(VolumeFiles({name: tmp_path / f"{name}.nii.gz" for name in names}, FLAT))
-    assert len(found) == 1 and found[0]["index"].tolist() == [1]
+    found, bad = volumes(VolumeFiles({name: tmp_path / f"{name}.nii.gz" for name in names}, FLAT))
+    assert len(found) == 1 and found[0]["index"].item() == 1
     assert [line.split(":")[0] for line in bad] == ["text", "two", "empty", "cut", "gone"]
     assert "is not a NIfTI file" in bad[0] and "has 2 channels, the network expects 1" in bad[1]
 
