@@ -50,9 +50,7 @@ class Files(Dataset[tuple[int, Any, tuple[int, int]]]):
 def loader_of(data: Dataset[Any], args: argparse.Namespace, **how: Any) -> DataLoader[Any]:
     """Return batches in order, from processes, in pinned memory."""
     more: dict[str, Any] = {"prefetch_factor": 4} if args.workers else {}
-    return DataLoader(
-        data, args.batch, num_workers=args.workers, pin_memory=DEVICE.type == "cuda", **more, **how
-    )
+    return DataLoader(data, args.batch, num_workers=args.workers, pin_memory=DEVICE.type == "cuda", **more, **how)
 
 
 def autocast(args: argparse.Namespace) -> torch.autocast:
@@ -124,7 +122,7 @@ class Volumes(Dataset[Any]):
         import nibabel
         import numpy as np
 
-        image = nibabel.load(self.paths[index])
+        image: Any = nibabel.load(self.paths[index])
         voxels = np.asarray(image.dataobj, np.float32)
         places = np.nonzero(voxels > 0)
         box = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in places)
@@ -183,7 +181,7 @@ def volumes(args: argparse.Namespace) -> None:
         rows = []
         for index, slices, *where in loader:
             with autocast(args):
-                logits = inferer(slices.to(DEVICE, non_blocking=True), model)
+                logits: Any = inferer(slices.to(DEVICE, non_blocking=True), model)
             rows.append(pool.submit(write, index, logits.argmax(1).to(torch.uint8), *where))
         found = [row.result() for row in rows]
     Path(args.out, "predictions.json").write_text(json.dumps(found, indent=1))
@@ -219,9 +217,7 @@ def boxes(args: argparse.Namespace) -> None:
         for at, (top, left, bottom, right), score, label in zip(*(part.tolist() for part in parts), strict=True):
             height, width = int(heights[at]), int(widths[at])
             box = [left * width, top * height, (right - left) * width, (bottom - top) * height]
-            found.append(
-                {"image_id": ids[indices[at]], "category_id": categories[label], "bbox": box, "score": score}
-            )
+            found.append({"image_id": ids[indices[at]], "category_id": categories[label], "bbox": box, "score": score})
     stats = [0.0] * 12
     if found:
         evaluation = COCOeval(truth, truth.loadRes(found), "bbox")

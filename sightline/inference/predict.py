@@ -223,7 +223,7 @@ def _open(engine: Engine, files: Files) -> Dataset:
     data = engine.recipe.data
     workers = max(1, worker_count(engine.run.workers, engine.device, engine.world))
     if getattr(data, "decoder", "") == "auto" and len(files) <= HOST_IMAGES * workers:
-        data = dataclasses.replace(data, decoder="cpu")  # type: ignore[call-arg]  # data of images have this field
+        data = dataclasses.replace(data, decoder="cpu")  # type: ignore[type-var]  # all are dataclasses
     dataset = data.open_files(files, engine.spec)
     if dataset.spec != engine.spec:
         raise UsageError(

@@ -175,8 +175,8 @@ class Predictions(ResultFolder):
         return as_lines(row)
 
     def _row(self, name: str, findings: Sequence[Finding]) -> dict[str, Any]:
-        """Draw the findings of a file; return its row. Raises BadSample for damage below the part that the network sees,
-        or a file that has changed since."""
+        """Draw the findings of a file; return its row. Raises BadSample if it has changed, or is damaged where the
+        network did not look."""
         data = read_bytes(self._files[name], name)
         height, width = read_header(data, name).shape[:2]
         pixels = decode_rgb(data, name) if self.options.draws else None

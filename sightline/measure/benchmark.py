@@ -29,10 +29,11 @@ from sightline.engine.orders import eval_order
 from sightline.engine.setup import set_up
 from sightline.errors import OutOfMemory, UsageError
 from sightline.files.whole import replace_text
+from sightline.hardware import devices
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
 from sightline.hardware.world import World, joined
-from sightline.measure import latency, peers, ranks, scaling
+from sightline.measure import from_files, latency, peers, ranks, scaling
 from sightline.measure.our_step import OURS, KeptBatches, OurStep, open_loader, order_of
 from sightline.measure.peers import BATCHES, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
@@ -77,7 +78,8 @@ class BenchmarkOptions:
     peers: bool = False
     """The step beside what a user would run instead."""
     what: Literal["train", "predict"] = "train"
-    """The training step, or forward and predictions of evaluation batches (not compiled, as `evaluate` runs them)."""
+    """The training step, or forward and predictions of evaluation batches (not compiled, as `evaluate` runs them); with
+    a folder of images also from files to the results of `predict`."""
     out: Path = Path("benchmarks/results")
     """Folder of the JSON file."""
     logname: str = ""
@@ -142,6 +144,8 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
     run = scaling.as_on_many(run) if options.scaling else run
     here, device, recipe = set_up(recipe, run)
     recipe = dataclasses.replace(recipe, data=recipe.data.for_ranks(here.size))
+    if options.what == "predict":
+        devices.follow_rules()
     ranks.refuse(recipe, here, [f"--{name}" for name in ("peers", "scaling", "whole") if getattr(options, name)])
     say = say if here.is_main else (lambda _: None)
     with joined(here, device, "measuring", "nothing was written; give the command again", say) as here:
@@ -336,7 +340,10 @@ def _measure_predictions(
         return latency.OurPredictions(recipe, run, bound, loader, device, is_real, timed)
 
     timings, _ = ranks.measure([make], options.steps, options.warmup, options.repeats, device, here, say)
-    return {"data": options.data, "contenders": peers.rows(timings)}
+    rows = peers.rows(timings)
+    if is_real and here.size == 1 and (row := from_files.measure(recipe, run, device, options.repeats, say)):
+        rows.append(row)
+    return {"data": options.data, "contenders": rows}
 
 
 def synthetic_data(recipe: Recipe, device: Device, split: Split = "train") -> Bound:

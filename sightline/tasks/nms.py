@@ -40,8 +40,8 @@ def best_boxes(
 
     `boxes` (batch, anchors, 4) are corner boxes, `scores` (batch, anchors, classes) exclude the background. n is
     `per_image`, or less if classes and candidates cannot fill it. Equal scores are ordered by class, then by anchor.
-    `static` avoids shapes that depend on scores, for devices and compilers; by default it is off on the CPU, and on CUDA
-    where few scores are above the threshold. The result is the same. `suppression` stands in for `suppress`.
+    `static` avoids shapes that depend on scores, for devices and compilers; by default it is off on the CPU, and where
+    few scores are above the threshold on CUDA. The result is the same. `suppression` stands in for `suppress`.
     """
     batch, anchors, classes = scores.shape
     size = min(per_image, classes * min(candidates, anchors))

@@ -80,9 +80,9 @@ class Segmentation(Task, SegmentationConfig):
         logits = found[0].new_zeros(len(image), len(found[0]), *image.shape[2:])
         classes = torch.zeros_like(logits[:, 0], dtype=torch.uint8)
         for row, scores in enumerate(found):
-            inside = tuple(slice(side) for side in scores.shape[1:])
-            logits[row, :, *inside] = scores
-            classes[row, *inside] = scores.argmax(0).to(torch.uint8)
+            _, d, h, w = scores.shape
+            logits[row, :, :d, :h, :w] = scores
+            classes[row, :d, :h, :w] = scores.argmax(0).to(torch.uint8)
         return {"logits": logits, "classes": classes}
 
     def metric(self, spec: DataSpec, device: torch.device) -> Dice:

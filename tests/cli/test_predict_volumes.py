@@ -145,7 +145,7 @@ def test_masks_in_python_are_those_of_the_command(sightline, home: Path, tmp_pat
     found = api.predict(model, given, probabilities=True)
     for each in found[:2]:
         np.testing.assert_array_equal(each.mask, mask)
-        np.testing.assert_array_equal(each.probabilities, shares)
+        np.testing.assert_allclose(each.probabilities, shares, rtol=0, atol=1e-6)  # other slices share a batch
         assert list(each.voxels.values()) == np.bincount(mask.reshape(-1), minlength=3).tolist()
         assert each.classes == model.classes == ("background", "Anterior", "Posterior")
     for each in found[2:]:

@@ -38,6 +38,15 @@ class Slow:
         self.calls.append(text)
 
 
+def use(sink: Slow, names: list[str], pause_s: float = 0.0, ends: Exception | None = None) -> None:
+    with Behind(sink, CPU) as writer:
+        for name in names:
+            give(writer, name)
+            time.sleep(pause_s)
+        if ends:
+            raise ends
+
+
 def give(writer: Behind, name: str) -> None:
     writer.add([name], {"logits": torch.zeros(1)}, {})
 
@@ -83,25 +92,21 @@ def test_what_waits_is_bounded():
 def test_an_error_of_the_sink_ends_the_network():
     sink = Slow(fails_at="1")
     sink.go.set()
-    with pytest.raises(ValueError, match="no room for 1"), Behind(sink, CPU) as writer:
-        for number in range(1000):
-            give(writer, str(number))
-            time.sleep(0.001)
+    with pytest.raises(ValueError, match="no room for 1"):
+        use(sink, [*map(str, range(1000))], pause_s=0.001)
     assert sink.calls == ["0"]
 
 
 def test_an_error_at_the_last_batch_is_raised_too():
     sink = Slow(fails_at="last")
     sink.go.set()
-    with pytest.raises(ValueError, match="no room for last"), Behind(sink, CPU) as writer:
-        give(writer, "last")
+    with pytest.raises(ValueError, match="no room for last"):
+        use(sink, ["last"])
 
 
 def test_a_stop_hands_on_what_was_predicted():
     sink = Slow()
     sink.go.set()
-    with pytest.raises(InterruptedError), Behind(sink, CPU) as writer:
-        for number in range(3):
-            give(writer, str(number))
-        raise InterruptedError
+    with pytest.raises(InterruptedError):
+        use(sink, ["0", "1", "2"], ends=InterruptedError())
     assert sink.calls == ["0", "1", "2"]

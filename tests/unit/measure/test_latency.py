@@ -12,7 +12,7 @@ from sightline import cli, config
 from sightline.data.loading.order import EvalOrder
 from sightline.errors import UsageError
 from sightline.hardware import devices
-from sightline.measure import latency
+from sightline.measure import from_files, latency
 from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark
 from sightline.measure.peers import BATCHES, Contender
 from sightline.tasks.classification import Classification
@@ -121,10 +121,17 @@ def test_predictions_are_made_of_evaluation_batches(tmp_path: Path, monkeypatch,
     monkeypatch.setattr(Classification, "predict", watched)
     flags = [f"--data.path={shapes}"] if data == "real" else []
     result = measured(tmp_path, *flags, "--train.precision=bf16", "--train.no-eval-autocast", what="predict", data=data)
-    [row] = result["predict"]["contenders"]
+    row, *whole = result["predict"]["contenders"]
     check_perf(result["perf"], "predict", row)
     assert "step" not in result and "latency of predict" in as_text(result)
-    assert len(seen) == row["calls"] == 1 + 1 + 2 * (Contender.settle + 3) + (1 + 3 + 1)
+    assert row["calls"] == 1 + 1 + 2 * (Contender.settle + 3) + (1 + 3 + 1)
+    seen, passes = seen[: row["calls"]], seen[row["calls"] :]
+    if data == "real":  # once to begin with, then the repeats: all files to tables that are thrown away
+        assert [each["name"] for each in whole] == [from_files.NAME] and from_files.NAME in as_text(result)
+        assert whole[0]["images"] == 40 and len(whole[0]["images_per_s"]["all"]) == 2
+        assert [index for indices, *_ in passes for index in indices] == [*range(40)] * 3
+    else:
+        assert not whole and not passes
     rounds = BATCHES if data == "synthetic" else 40 // 8  # the val split of the shapes has 40 images
     for number, (indices, training, dtype, inference) in enumerate(seen):
         assert indices == [number % rounds * 8 + k for k in range(8)]

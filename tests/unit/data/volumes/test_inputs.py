@@ -64,9 +64,7 @@ def volumes(dataset: VolumeFiles, workers: int = 0) -> tuple[list[dict], list[st
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("most_bytes", [inputs.AT_ONCE_BYTES, 1, 4 * 23 * 40 * 12 * 2])
-def test_files_of_any_size_come_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, most_bytes: int
-):
+def test_files_of_any_size_come_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, most_bytes: int):
     """All in a batch, each in its own, two in one: padded to the largest sides of their batch."""
     monkeypatch.setattr(inputs, "AT_ONCE_BYTES", most_bytes)
     boxes = {"large": ((1, 21), (0, 30), (2, 12)), "small": ((2, 9), (1, 7), (3, 5)), "long": ((0, 3), (0, 40), (0, 2))}
