@@ -27,8 +27,9 @@ from sightline.engine.signals import StopSignals
 from sightline.errors import BadData, DiskError, Interrupted, UsageError, first_of
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.sizes import loads_here
+from sightline.hardware.affinity import cpu_share
 from sightline.hardware.devices import Device
-from sightline.hardware.world import World
+from sightline.hardware.world import World, local_size
 from sightline.inference.behind import Behind, Sink
 from sightline.inference.by_task import reporter as reporter_of
 from sightline.inference.by_task import results
@@ -49,6 +50,7 @@ SHOWN = 10  # names in a message
 # Of so many images per loader process the host decodes all: the device's decoder would have to start, and its kernels
 # to be compiled, which takes seconds.
 HOST_IMAGES = 1000
+LOADING_THREADS = 8
 CHOICE = "or add --data.on-bad-sample skip"
 
 
@@ -292,7 +294,9 @@ def _open_loader(engine: Engine, run: Run, bound: Bound, behind: Behind, signals
     order = shared(EvalOrder(count, min(count, engine.recipe.train.global_batch, bound.dataset.predict_batch)), engine)
     # One bad file does not keep the others from being predicted; data.on_bad_sample is obeyed at the end.
     bad_samples = BadSamples("skip", count, lambda bad: behind.note_unreadable(bad.name, bad.reason))
-    return Loader({"files": (bound, order)}, run, engine.device, engine.world, bad_samples, signals.check)
+    feeds = {"files": (bound, order)}
+    threads = min(LOADING_THREADS, cpu_share(local_size(engine.world)))  # where this process loads
+    return Loader(feeds, run, engine.device, engine.world, bad_samples, signals.check, threads=threads)
 
 
 def _names(batch: Batch, dataset: Dataset) -> list[str | None]:

@@ -40,9 +40,7 @@ def measure(recipe: Recipe, run: Run, device: Device, repeats: int, say: Say) ->
     suffixes = recipe.data.file_suffixes
     files = {str(number): path for number, path in enumerate(dataset.files) if path.suffix.lower() in suffixes}
     if len(files) != len(dataset):
-        say(
-            f"files to results is not measured: {len(dataset)} samples of the val split are in {len(dataset.files)} files"
-        )
+        say(f"files to results is not measured: {len(dataset)} samples of val are in {len(dataset.files)} files")
         return None
     stored = {"progress": {"step": 0}}
     quiet = replace(run, progress="off")

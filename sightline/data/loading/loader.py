@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -102,7 +103,9 @@ class Loader:
         bad_samples: BadSamples,
         check_stop: Callable[[], None],
         warn: Callable[[str], None] = lambda text: terminal.say(f"warning: {text}", "stderr"),
+        threads: int = 0,
     ):
+        """`threads` of this process load samples where there are no workers; 0: the caller's alone."""
         self.bad_samples = bad_samples
         self.check_stop = check_stop
         self.wait_s = 0.0  # total time inside next(), in which no step is launched, for the data-wait meter
@@ -137,6 +140,7 @@ class Loader:
             for name, feed in filled.items()
         }
         is_ahead = works_ahead and any(_goes_ahead(bound) for bound, _ in feeds.values())
+        self._threads = ThreadPoolExecutor(threads, "sightline-loads") if threads and not workers else None
         begin = partial(_begin_thread, device)
         self._ahead = Ahead(threads, self._collect, begin, check_stop) if is_ahead else None
 
@@ -229,6 +233,8 @@ class Loader:
             feed.copier.close()
         if self._workers:
             self._workers.close()
+        if self._threads:
+            self._threads.shutdown(cancel_futures=True)
 
     def _request_ahead(self, name: str) -> None:
         feed = self.feeds[name]
@@ -251,10 +257,13 @@ class Loader:
         feed, slot = self.feeds[name], number % len(self.feeds[name].feed.slots)
         feed.copier.wait(slot)
         epochs, indices = feed.order.batch(number)
-        for at in range(len(indices)):  # one by one, so that a stop request waits for one sample at most
+        # One by one, so that a stop request waits for one sample at most.
+        requests = [Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1]) for at in range(len(indices))]
+        load = partial(fill, source, feed.arrays[slot])
+        self._check()
+        for filled in self._threads.map(load, requests) if self._threads else map(load, requests):
+            self._note(feed, slot, filled)
             self._check()
-            request = Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1])
-            self._note(feed, slot, fill(source, feed.arrays[slot], request))
 
     def _receive(self) -> None:
         assert self._workers is not None and self._stalls is not None

@@ -21,7 +21,7 @@ from sightline.data.volumes.geometry import Triple, new_shape, prepare_image
 from sightline.errors import BadSample, UsageError
 from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout
 
-# Volumes of a batch: so many, unless their images or scores, padded to the largest sides of all files, take more memory.
+# Volumes of a batch: so many, unless their images or scores, padded to the largest sides of all, take more memory.
 AT_ONCE, AT_ONCE_BYTES = 16, 2**27
 
 if TYPE_CHECKING:
