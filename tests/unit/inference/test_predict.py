@@ -1,0 +1,90 @@
+"""How `predict` is fed: who decodes, who loads, and that none of it changes what is found."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline import api, cli
+from sightline.files import sizes
+from sightline.inference import predict
+from sightline.parts import PredictOptions
+
+HERE = ["--run.device=cpu", "--train.precision=fp32", "--run.report=off", "--run.workers=0"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of one step; images/ beside its run are of many sizes, one of them damaged."""
+    home = tmp_path_factory.mktemp("predict")
+    draws = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for number in range(8):
+            path = home / "data" / split / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(draws.integers(0, 255, (32, 32, 3), np.uint8)).save(path)
+    (home / "images").mkdir()
+    for number in range(20):
+        sides = (20 + 3 * number, 60 - 2 * number, 3)
+        Image.fromarray(draws.integers(0, 255, sides, np.uint8)).save(home / "images" / f"{number:02d}.jpg")
+    damaged = home / "images" / "07.jpg"
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    flags = [f"--data.path={home / 'data'}", f"--run.out={home / 'run'}", "--train.max-steps=1", *HERE]
+    assert cli.main(["train", "demo_classification", "--batch-size=4", *flags]) == 0
+    return home / "run"
+
+
+@pytest.mark.parametrize("few_bytes", [0, 2**23])
+def test_few_files_need_no_processes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_bytes: int):
+    """One broken file among twenty loses only itself, in the order of the names, whoever loads them."""
+    monkeypatch.setattr(sizes, "FEW_BYTES", few_bytes)
+    started: list[int] = []
+    opened = predict.Loader
+
+    def watched(*args, **kwargs):
+        loader = opened(*args, **kwargs)
+        started.append(len(loader.worker_pids))
+        return loader
+
+    monkeypatch.setattr(predict, "Loader", watched)
+    flags = [*HERE[:-1], "--data.on-bad-sample=skip"]
+    api.write_predictions(run, run.parent / "images", tmp_path, flags, draws=False)
+    assert (started[0] == 0) == (few_bytes > 0)
+    document = json.loads((tmp_path / "predictions.json").read_text())
+    names = [f"{number:02d}.jpg" for number in range(20)]
+    assert [row["file"] for row in document["files"]] == [name for name in names if name != "07.jpg"]
+    assert [row["file"] for row in document["unreadable"]] == ["07.jpg"]
+    lines = (tmp_path / "predictions.csv").read_text().splitlines()[1:]
+    assert list(dict.fromkeys(Path(line.split(",")[0]).name for line in lines)) == [
+        row["file"] for row in document["files"]
+    ]
+    for row in document["files"][::6]:
+        (alone,) = api.predict(run, row["path"], flags=HERE)
+        assert alone.probabilities == pytest.approx({each["class"]: each["score"] for each in row["found"]}, abs=1e-6)
+
+
+def test_the_host_decodes_unless_there_are_many(run: Path, monkeypatch: pytest.MonkeyPatch):
+    """Starting the device's decoder takes seconds."""
+    trained = predict.open_trained(run, "best", "", "predict", HERE)
+    assert trained.recipe.data.decoder == "auto"
+    files = {path.name: path for path in sorted((run.parent / "images").iterdir())}
+    assert predict._open(trained, files).config.decoder == "cpu"
+    monkeypatch.setattr(predict, "HOST_IMAGES", 19)
+    assert predict._open(trained, files).config.decoder == "auto"
+    monkeypatch.undo()
+    typed = predict.open_trained(run, "best", "", "predict", [*HERE, "--data.decoder=gpu"])
+    assert predict._open(typed, files).config.decoder != "cpu"
+
+
+def test_an_error_while_writing_ends_the_prediction(run: Path, monkeypatch: pytest.MonkeyPatch):
+    trained = predict.open_trained(run, "best", "", "predict", HERE)
+    files = {path.name: path for path in sorted((run.parent / "images").iterdir()) if path.name != "07.jpg"}
+
+    def fails(*given: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(predict, "results", fails)
+    with pytest.raises(OSError, match="no room"):
+        predict.predict_objects(trained, files, PredictOptions())
