@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from sightline import kernels
 from sightline.data.inputs import Files, list_files
 from sightline.data.loading.loader import BadSamples, Loader, worker_count
 from sightline.data.loading.order import PADDING, EvalOrder
@@ -250,6 +251,7 @@ def _predict(
     if loads_here and run.workers < 0:
         run = dataclasses.replace(run, workers=0)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(kernels.kept_out(loads_here))
         alone = dataclasses.replace(engine.world, size=1)  # a rank waits for no other between batches
         signals = stack.enter_context(StopSignals(alone, saves=False))
         bound = dataset.bind(engine.device, engine.recipe.train.global_batch)

@@ -14,8 +14,6 @@ from torch.nn import functional
 from sightline import kernels
 
 HAS_TRITON = find_spec("triton") is not None
-if HAS_TRITON:
-    from sightline.kernels import batch_norm_sum_triton, batch_norm_triton
 
 LAYOUT = torch.channels_last
 # Elements: below, a pass takes 2 us or less on the H200, and two launches more cost what the kernels save.
@@ -108,11 +106,14 @@ def take_statistics(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
     return _statistics(x.detach(), norm.running_mean, norm.running_var, norm.momentum, norm.eps)
 
 
+# Triton is imported by the first call, which takes a second that evaluation need not wait for.
 # Registered as torch operations, so that a compiler neither traces into them nor changes the layout of their inputs.
 # An operation with a gradient may not change its inputs, so the statistics are one of their own. The gradients of the
 # others include the way through the statistics.
 @torch.library.custom_op("sightline::batch_norm_statistics", mutates_args=("running_mean", "running_var"), **OPTIONS)
 def _statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float) -> Tensor:
+    from sightline.kernels import batch_norm_triton
+
     return batch_norm_triton.statistics(x.contiguous(memory_format=LAYOUT), running_mean, running_var, momentum, eps)
 
 
@@ -123,6 +124,8 @@ def _(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps
 
 @torch.library.custom_op("sightline::batch_norm_relu", mutates_args=(), **OPTIONS)
 def _relu(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    from sightline.kernels import batch_norm_triton
+
     return batch_norm_triton.apply(x.contiguous(memory_format=LAYOUT), (statistics, weight, bias))
 
 
@@ -143,6 +146,8 @@ def _add_relu(
     other_bias: Tensor | None,
     through: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    from sightline.kernels import batch_norm_triton
+
     x, other = x.contiguous(memory_format=LAYOUT), other.contiguous(memory_format=LAYOUT)
     of_other = None
     if other_statistics is not None and other_weight is not None and other_bias is not None:
@@ -168,6 +173,8 @@ def _(
 
 @torch.library.custom_op("sightline::batch_norm_relu_backward", mutates_args=(), **OPTIONS)
 def _gradient(grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    from sightline.kernels import batch_norm_triton
+
     grad_y, x = grad_y.contiguous(memory_format=LAYOUT), x.contiguous(memory_format=LAYOUT)
     return batch_norm_triton.backward(grad_y, x, (statistics, weight, bias))
 
@@ -191,6 +198,8 @@ def _gradient_of_sum(
     other_weight: Tensor | None,
     other_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    from sightline.kernels import batch_norm_sum_triton
+
     second = None if grad_through is None else grad_through.contiguous(memory_format=LAYOUT)
     grads, affine = (grad_y.contiguous(memory_format=LAYOUT), second), (statistics, weight, bias)
     y, x = y.contiguous(memory_format=LAYOUT), x.contiguous(memory_format=LAYOUT)

@@ -15,8 +15,6 @@ from torch.nn import functional
 from sightline import kernels
 
 HAS_TRITON = find_spec("triton") is not None
-if HAS_TRITON:
-    from sightline.kernels import instance_norm_once_triton, instance_norm_triton
 
 LAYOUTS = {4: torch.channels_last, 5: torch.channels_last_3d}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -55,6 +53,8 @@ def applies(x: Tensor) -> bool:
 
 def run_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float) -> tuple[Tensor, Tensor]:
     """Return the result and statistics (2, images, channels), by the kernels that suit the shape."""
+    from sightline.kernels import instance_norm_once_triton, instance_norm_triton
+
     if sizes := _sizes(x, instance_norm_once_triton.FORWARD):
         return instance_norm_once_triton.forward(x, weight, bias, eps, slope, sizes)
     return instance_norm_triton.forward(x, weight, bias, eps, slope)
@@ -64,6 +64,8 @@ def run_backward(
     grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor, slope: float
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of (bias, weight) per image, (2, images, channels)."""
+    from sightline.kernels import instance_norm_once_triton, instance_norm_triton
+
     if sizes := _sizes(x, instance_norm_once_triton.BACKWARD):
         return instance_norm_once_triton.backward(grad_y, x, weight, bias, statistics, slope, sizes)
     return instance_norm_triton.backward(grad_y, x, weight, bias, statistics, slope)
@@ -73,6 +75,8 @@ def _sizes(x: Tensor, numbers: tuple[int, int, int, int]) -> Any:
     """Return how to read x once; None if it is read twice."""
     if (x.device.index, x.dtype) not in _trusted:
         return None
+    from sightline.kernels import instance_norm_once_triton
+
     return instance_norm_once_triton.choose_sizes(len(x), x[0, 0].numel(), x.shape[1], numbers)
 
 

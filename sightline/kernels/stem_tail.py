@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.kernels import batch_norm
-from sightline.kernels.batch_norm import HAS_TRITON, LAYOUT, OPTIONS
-
-if HAS_TRITON:
-    from sightline.kernels import stem_tail_triton
+from sightline.kernels.batch_norm import LAYOUT, OPTIONS
 
 MOST = 1 << 31  # the kernels index an image with 32 bits
 
@@ -43,6 +40,8 @@ def reference(x: Tensor, norm: nn.BatchNorm2d, top: int, left: int) -> Tensor:
 def _operation(
     x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, top: int, left: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    from sightline.kernels import stem_tail_triton
+
     x = x.contiguous(memory_format=LAYOUT)
     return stem_tail_triton.forward(x, (statistics, weight, bias), top, left)
 
@@ -68,6 +67,8 @@ def _gradient(
     top: int,
     left: int,
 ) -> tuple[Tensor, Tensor]:
+    from sightline.kernels import stem_tail_triton
+
     grad_y, x = grad_y.contiguous(memory_format=LAYOUT), x.contiguous(memory_format=LAYOUT)
     winners, places = winners.contiguous(memory_format=LAYOUT), places.contiguous(memory_format=LAYOUT)
     return stem_tail_triton.backward(grad_y, x, winners, places, (statistics, weight, bias), top, left)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from sightline import kernels
 from sightline.hardware import devices
-from sightline.kernels import instance_norm
+from sightline.kernels import instance_norm, instance_norm_once_triton, instance_norm_triton
 from sightline.kernels.instance_norm import instance_norm_leaky_relu
 
 pytestmark = pytest.mark.device
@@ -46,7 +46,7 @@ def device() -> torch.device:
 def _reads(request, monkeypatch) -> None:
     """Run the kernels of either kind; those that read once on shapes for which programs wait for each other."""
     place = torch.device("cuda", torch.cuda.current_device())
-    if request.param == "once" and not instance_norm.instance_norm_once_triton.runs_at_once(place):
+    if request.param == "once" and not instance_norm_once_triton.runs_at_once(place):
         pytest.skip(f"{torch.cuda.get_device_name()} does not run all programs of an image at once")
     trusted = [(place.index, dtype) for dtype in instance_norm.DTYPES] if request.param == "once" else []
     monkeypatch.setattr(instance_norm, "_trusted", tuple(trusted))
@@ -167,9 +167,9 @@ def check_close(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_compiled_without_a_break_it_is_the_same(size, monkeypatch):
     calls = []
     for name in ("forward", "backward"):
-        launch = getattr(instance_norm.instance_norm_triton, name)
+        launch = getattr(instance_norm_triton, name)
         monkeypatch.setattr(
-            instance_norm.instance_norm_triton,
+            instance_norm_triton,
             name,
             lambda *given, launch=launch, name=name: calls.append(name) or launch(*given),
         )
@@ -219,7 +219,7 @@ def test_a_captured_graph_repeats_it(size):
 def test_programs_that_wait_for_each_other_do_so_beside_other_work(monkeypatch):
     """Another stream keeps the GPU busy: programs of an image then start late, but they start."""
     place = torch.device("cuda", torch.cuda.current_device())
-    if not instance_norm.instance_norm_once_triton.runs_at_once(place):
+    if not instance_norm_once_triton.runs_at_once(place):
         pytest.skip(f"{torch.cuda.get_device_name()} does not run all programs of an image at once")
     monkeypatch.setattr(instance_norm, "_trusted", ((place.index, torch.bfloat16),))
     given = draw((64, 32, 192, 160), torch.bfloat16)

@@ -15,6 +15,7 @@ from sightline.kernels import (
     cudnn,
     instance_norm,
     instance_norm_check,
+    instance_norm_once_triton,
     self_check,
 )
 from sightline.models.resnet import Bottleneck, ResNet, ResNetConfig
@@ -90,7 +91,7 @@ def test_a_unet_that_trains_reads_once_after_the_check(device):
     built = build_model(recipe, run, spec, device, World())
     assert not any("instance norm runs as plain torch" in note for note in built.notes), built.notes
     assert not instance_norm._is_off
-    assert bool(instance_norm._trusted) == instance_norm.instance_norm_once_triton.runs_at_once(device.torch_device)
+    assert bool(instance_norm._trusted) == instance_norm_once_triton.runs_at_once(device.torch_device)
 
 
 def make_blocks() -> list[Bottleneck]:
