@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sightline import config
+from sightline import config, terminal
 from sightline.data.contents import Contents
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
@@ -36,7 +36,18 @@ from sightline.hardware import devices, early_cuda, world
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
-from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, PredictOptions, Scores, Split, Task
+from sightline.parts import (
+    Batch,
+    Bound,
+    DataConfig,
+    Dataset,
+    DataSpec,
+    ModelConfig,
+    PredictOptions,
+    Scores,
+    Split,
+    Task,
+)
 from sightline.recipe import store
 from sightline.recipe.flags import Given
 from sightline.recipe.recipe import Recipe, Run
@@ -47,6 +58,7 @@ TABLE = "evaluation.json"
 MAX_TABLE_BYTES = 2**22  # a row takes 500 bytes
 SMALL_BYTES = 2**28  # what any network may take besides its weights: anchors, a first image
 MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+DRAWN = ("uniform_", "normal_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_")  # of nn.init
 BUILD_ERRORS = (RuntimeError, ValueError, ArithmeticError, MemoryError)  # of numbers that cannot be sizes
 
 
@@ -101,8 +113,10 @@ class Trained:
 
     def build(self) -> nn.Module:
         """Build the network that the checkpoint describes, not much larger than its weights, and load these."""
-        sized = _sized_by(self.path, self.tensors)
-        model = build_model(self.recipe, self.run, self.spec, self.device, within=sized).model
+        with contextlib.ExitStack() as within:
+            within.enter_context(_sized_by(self.path, self.tensors))
+            within.enter_context(_undrawn(self.recipe.model))
+            model = build_model(self.recipe, self.run, self.spec, self.device, within=within.pop_all()).model
         load_weights(model, self.tensors)
         return model
 
@@ -128,6 +142,23 @@ def _sized_by(path: Path, tensors: Tensors) -> Iterator[None]:
             yield
     except BUILD_ERRORS as error:
         raise BadCheckpoint(f"{path}: no network can be built as its recipe says ({error}); take another") from error
+
+
+@contextlib.contextmanager
+def _undrawn(config: ModelConfig) -> Iterator[None]:
+    """Leave the weights of our own networks as memory had them: those of a checkpoint replace all of them, and to draw
+    those of an SSD takes seconds. In commands only: another thread of a script may build a network meanwhile."""
+    if not (terminal.is_command() and type(config).__module__.startswith("sightline.")):
+        yield
+        return
+    before = {name: getattr(nn.init, name) for name in DRAWN}
+    try:
+        for name in DRAWN:
+            setattr(nn.init, name, lambda tensor, *given, **more: tensor)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(nn.init, name, function)
 
 
 def stem_of(tensors: Tensors) -> str:

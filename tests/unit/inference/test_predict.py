@@ -1,15 +1,18 @@
 """How `predict` is fed: who decodes, who loads, and that none of it changes what is found."""
 
+import functools
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from sightline import api, cli
 from sightline.files import sizes
-from sightline.inference import predict
+from sightline.inference import checkpoints, predict
 from sightline.parts import PredictOptions
 
 HERE = ["--run.device=cpu", "--train.precision=fp32", "--run.report=off", "--run.workers=0"]
@@ -88,3 +91,27 @@ def test_an_error_while_writing_ends_the_prediction(run: Path, monkeypatch: pyte
     monkeypatch.setattr(predict, "results", fails)
     with pytest.raises(OSError, match="no room"):
         predict.predict_objects(trained, files, PredictOptions())
+
+
+def test_a_command_draws_no_weights_that_a_checkpoint_replaces(run: Path, monkeypatch: pytest.MonkeyPatch):
+    trained = predict.open_trained(run, "best", "", "predict", HERE)
+    drawn: list[str] = []
+
+    def watched(name, function, *given, **more):
+        drawn.append(name)
+        return function(*given, **more)
+
+    for name in checkpoints.DRAWN:
+        function = getattr(nn.init, name)
+        monkeypatch.setattr(nn.init, name, functools.partial(watched, name, function))
+    before = [getattr(nn.init, name) for name in checkpoints.DRAWN]
+    in_script = trained.build().state_dict()
+    assert drawn
+    drawn.clear()
+    with monkeypatch.context() as as_command:
+        as_command.setattr(checkpoints.terminal, "is_command", lambda: True)
+        in_command = trained.build().state_dict()
+    assert not drawn and [getattr(nn.init, name) for name in checkpoints.DRAWN] == before
+    assert in_command.keys() == in_script.keys() == trained.tensors["model"].keys()
+    for name, tensor in trained.tensors["model"].items():
+        assert torch.equal(in_command[name], tensor) and torch.equal(in_script[name], tensor), name
