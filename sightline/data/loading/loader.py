@@ -260,10 +260,10 @@ class Loader:
         # One by one, so that a stop request waits for one sample at most.
         requests = [Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1]) for at in range(len(indices))]
         load = partial(fill, source, feed.arrays[slot])
-        self._check()
-        for filled in self._threads.map(load, requests) if self._threads else map(load, requests):
-            self._note(feed, slot, filled)
+        answers = self._threads.map(load, requests) if self._threads else map(load, requests)
+        for _ in requests:
             self._check()
+            self._note(feed, slot, next(answers))
 
     def _receive(self) -> None:
         assert self._workers is not None and self._stalls is not None
