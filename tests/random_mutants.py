@@ -627,7 +627,7 @@ def failing(tests: list[str], seconds: float) -> set[str]:
 
 
 @contextlib.contextmanager
-def _folder(parent: str | None = None) -> Iterator[str]:
+def _new_folder(parent: str | None = None) -> Iterator[str]:
     """Yield a new folder, deleted at the end: by this process alone, which tempfile.TemporaryDirectory cannot say."""
     folder = tempfile.mkdtemp(prefix="mutants-", dir=parent)
     try:
@@ -640,7 +640,7 @@ def _pytest(words: list[str], seconds: float, compiles: bool = False) -> tuple[i
     """Run tests in a fork; return the exit code, None where they hung, and all that failed."""
     busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**33 else None
-    with _folder(memory) as folder:
+    with _new_folder(memory) as folder:
         said = Path(folder, "failed")
         child = os.fork()
         if not child:
@@ -779,7 +779,7 @@ def main() -> int:
     equivalent = set((REPO / EQUIVALENT.split()[-1]).read_text("utf-8").replace("'", '"').splitlines())
     began = time.monotonic()
     results = {i: Result(bug.left_out or EQUIVALENT) for i, bug in bugs if bug.left_out or bug.is_in(equivalent)}
-    with _folder() as folder, _pool(Path(folder), arguments.jobs) as pool:
+    with _new_folder() as folder, _pool(Path(folder), arguments.jobs) as pool:
         broken: set[str] = set()  # fail without a bug, too
         left, until = [(i, bug) for i, bug in bugs if i not in results], began + arguments.within
         while left:
