@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from sightline import kernels
 from sightline.kernels import batch_norm, self_check, stem_tail
+from sightline.kernels.ahead import compile_ahead
 from sightline.kernels.batch_norm import HAS_TRITON
 from sightline.kernels.self_check import OF_NORMS, PRECISIONS, Case, Draw
 
@@ -85,14 +86,16 @@ def why_wrong(
 ) -> str:
     """Return what the kernels compute wrongly; "" if nothing. The first channels have the first size, and the pools."""
     draw = _Draw(device, dtype)
+    cases: list[tuple[int, Case]] = []
     for number, count in enumerate(channels):
         images, height, width = sizes[min(number, len(sizes) - 1)]
-        cases = _norm_cases(draw, (images, count, height, width))
+        cases += [(count, case) for case in _norm_cases(draw, (images, count, height, width))]
         if number == 0:
-            cases += [_pool_case(draw, (2, count, *pool[:2]), *pool[2:]) for pool in pools]
-        for case in cases:
-            if wrong := case.why_wrong(OF_NORMS[dtype]):
-                return f"{case.name} of {count} channels in {_name(dtype)}: {wrong}"
+            cases += [(count, _pool_case(draw, (2, count, *pool[:2]), *pool[2:])) for pool in pools]
+    compile_ahead([case.rehearse for _, case in cases], device)
+    for count, case in cases:
+        if wrong := case.why_wrong(OF_NORMS[dtype]):
+            return f"{case.name} of {count} channels in {_name(dtype)}: {wrong}"
     return ""
 
 

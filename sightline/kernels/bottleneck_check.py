@@ -6,7 +6,6 @@ run's stay as they are.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 from sightline import kernels
 from sightline.kernels import bottleneck, bottleneck_steps, cudnn, self_check
+from sightline.kernels.ahead import compile_ahead
 from sightline.kernels.bottleneck import Fusable
 from sightline.kernels.self_check import Case, Draw, Limits
 
@@ -91,9 +91,11 @@ def why_wrong(device: torch.device, blocks: Sequence[Fusable], size: tuple[int, 
     winner.
     """
     draw = Draw(device, torch.float16)
-    for block in blocks:
-        case = _case(block, draw, size)
-        for engines in (contextlib.nullcontext(), bottleneck_steps.without_engines()):
+    cases = [_case(block, draw, size) for block in blocks]
+    with bottleneck_steps.without_engines():  # a choice of engines depends on what kernels compute
+        compile_ahead([case.rehearse for case in cases], device)
+    for case in cases:
+        for engines in (bottleneck_steps.first_engines(), bottleneck_steps.without_engines()):
             with engines:
                 if wrong := case.why_wrong(LIMITS):
                     return f"{case.name}: {wrong}"

@@ -19,6 +19,7 @@ class Norm(NamedTuple):
 
 WIDEST = 256  # channels of a tile, of which a pass takes the largest divisor of all channels
 has_engines = True  # whether layers run by cuDNN's engines where these are faster
+takes_first = False  # whether the first engine that is right runs, be it faster or not
 
 
 @contextlib.contextmanager
@@ -30,3 +31,14 @@ def without_engines() -> Iterator[None]:
         yield
     finally:
         has_engines = True
+
+
+@contextlib.contextmanager
+def first_engines() -> Iterator[None]:
+    """Run all layers by the first engine that is right, for checks of shapes that no step has: nothing is timed."""
+    global takes_first
+    takes_first = True
+    try:
+        yield
+    finally:
+        takes_first = False

@@ -6,6 +6,7 @@ Random numbers of its own, so that a run's stay as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sightline import kernels
 from sightline.kernels import instance_norm, self_check
+from sightline.kernels.ahead import compile_ahead
 from sightline.kernels.instance_norm import HAS_TRITON
 from sightline.kernels.self_check import OF_NORMS, PRECISIONS, Draw
 
@@ -66,27 +68,37 @@ def why_wrong(
 
     draw = Draw(device, dtype)
     is_at_once = once.runs_at_once(device)
+
+    def run(x: Tensor, outer: Tensor, weight: Tensor, bias: Tensor) -> list[tuple[Tensor, ...]]:
+        _, count, height, width = x.shape
+        # As for a large batch: narrow networks have few programs here, and enough of them in a step.
+        given = (once.LEAST_PROGRAMS, height * width, count)
+        sizes_of = [once.choose_sizes(*given, numbers) for numbers in (once.FORWARD, once.BACKWARD)]
+        y, statistics = twice.forward(x, weight, bias, EPS, SLOPE)
+        found = [(y, *twice.backward(outer, x, weight, bias, statistics, SLOPE))]
+        if sizes_of[0] is not None:
+            y, statistics = once.forward(x, weight, bias, EPS, SLOPE, sizes_of[0], is_at_once)
+        back = (outer, x, weight, bias, statistics, SLOPE)
+        if sizes_of[1] is not None:
+            found.append((y, *once.backward(*back, sizes_of[1], is_at_once)))
+        elif sizes_of[0] is not None:
+            found.append((y, *twice.backward(*back)))
+        return found
+
+    cases = []
     for count in channels:
         for images, height, width in sizes:
             x, outer = (draw.normal((images, count, height, width), mean) for mean in (3.0, 0.5))
             weight, bias = (torch.randn(count, generator=draw.generator).to(device) for _ in range(2))
-            expected = _exact(x, weight, bias, outer)
-            # As for a large batch: narrow networks have few programs here, and enough of them in a step.
-            given = (once.LEAST_PROGRAMS, height * width, count)
-            sizes_of = [once.choose_sizes(*given, numbers) for numbers in (once.FORWARD, once.BACKWARD)]
-            with self_check.poisoned_memory():
-                y, statistics = twice.forward(x, weight, bias, EPS, SLOPE)
-                found = [(y, *twice.backward(outer, x, weight, bias, statistics, SLOPE))]
-                if sizes_of[0] is not None:
-                    y, statistics = once.forward(x, weight, bias, EPS, SLOPE, sizes_of[0], is_at_once)
-                back = (outer, x, weight, bias, statistics, SLOPE)
-                if sizes_of[1] is not None:
-                    found.append((y, *once.backward(*back, sizes_of[1], is_at_once)))
-                elif sizes_of[0] is not None:
-                    found.append((y, *twice.backward(*back)))
-            for ours in found:
-                if wrong := self_check.why_wrong(_errors(ours, expected, OF_NORMS[dtype][:3])):
-                    return f"instance norm of {images}x{count}x{height}x{width} in {dtype}: {wrong}"
+            cases.append((x, outer, weight, bias))
+    compile_ahead([partial(run, *case) for case in cases], device)
+    for x, outer, weight, bias in cases:
+        expected = _exact(x, weight, bias, outer)
+        with self_check.poisoned_memory():
+            found = run(x, outer, weight, bias)
+        for ours in found:
+            if wrong := self_check.why_wrong(_errors(ours, expected, OF_NORMS[dtype][:3])):
+                return f"instance norm of {'x'.join(map(str, x.shape))} in {dtype}: {wrong}"
     return ""
 
 

@@ -64,6 +64,10 @@ class Case(NamedTuple):
     modules: list[nn.Module]
     outers: list[Tensor]
 
+    def rehearse(self) -> None:
+        """Run the kernels on copies of the modules, for `compile_ahead`."""
+        _parts(self.ours, self.inputs, [copy.deepcopy(module) for module in self.modules], self.outers)
+
     def why_wrong(self, limits: Limits) -> str:
         """Return which part of a training step deviates from plain torch in float64; "" if none."""
         wide = [x.double() for x in self.inputs], [copy.deepcopy(module).double() for module in self.modules]
@@ -161,7 +165,8 @@ def passes(what: str, device: torch.device, check: Callable[[], str]) -> bool:
 
 def _run(key: str, check: Callable[[], str]) -> str:
     try:
-        reason = check()
+        with untried_convolutions():
+            reason = check()
     except Exception as error:  # noqa: BLE001  a compiler, a driver or memory: plain torch may still run
         reason = f"{type(error).__name__}: {str(error).strip()[:200] or 'no message'}".replace("\n", " ")
     if not reason:
@@ -180,6 +185,17 @@ def why_wrong(errors: Iterable[tuple[str, float, float]]) -> str:
         if not error < limit:
             return f"{name} has a relative error of {error:.1e}, expected less than {limit:.0e}"
     return ""
+
+
+@contextlib.contextmanager
+def untried_convolutions() -> Iterator[None]:
+    """Let cuDNN take its first choice for convolutions that nothing times, instead of trying ten for each shape."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextlib.contextmanager

@@ -1,23 +1,27 @@
 """Time contenders on the device, and keep what won in the user's cache folder: engine and knobs, as JSON.
 
-One file for each operation, shape, device and version of cuDNN, so that ranks and runs can write at the same time.
+One file for each operation, shape, device and version of cuDNN, so that ranks and runs can write at the same time. What
+won on machines that we had comes with the package, in known.jsonl (`python benchmarks/cudnn_records.py` adds to it).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from sightline.files.typed_json import read_json, typed
+from sightline.files.typed_json import loads, read_json, typed
 from sightline.files.whole import cache_folder, replace_text
 from sightline.kernels.cudnn.plans import Engine
 
+KNOWN = Path(__file__).with_name("known.jsonl")
 FORMAT = 1
 MOST_BYTES = 1 << 16
 REPEATS = 7
@@ -46,18 +50,32 @@ def _name(key: str) -> str:
 
 
 def read(key: str) -> Record | None:
-    """Return the record of an operation; None if there is none that can be used."""
+    """Return the record of an operation, what this machine measured before what we did; None if there is none that can
+    be used."""
+    return _own(key) or known().get(key)
+
+
+def _own(key: str) -> Record | None:
     folder = cache_folder("cudnn")
     if folder is None or not (folder / _name(key)).exists():
         return None
     try:
         found = read_json(folder / _name(key), MOST_BYTES)
-        if found["format"] != FORMAT or found["key"] != key:
-            return None
-        engines = {part: _engine(engine) for part, engine in typed(found["engines"], dict[str, Any]).items()}
-        return Record(key, engines, typed(found["times_ms"], dict[str, float]))
+        return _record(found) if found["format"] == FORMAT and found["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError):
         return None  # damaged: measured again, and replaced
+
+
+@functools.cache
+def known() -> dict[str, Record]:
+    """Return the records that come with the package, by key."""
+    lines = KNOWN.read_bytes().splitlines()
+    return {record.key: record for record in (_record(loads(line)) for line in lines)}
+
+
+def _record(found: dict[str, Any]) -> Record:
+    engines = {part: _engine(engine) for part, engine in typed(found["engines"], dict[str, Any]).items()}
+    return Record(found["key"], engines, typed(found["times_ms"], dict[str, float]))
 
 
 def _engine(found: dict[str, Any] | None) -> Engine | None:
