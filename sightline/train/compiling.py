@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Literal
 
 from sightline.data.loading.loader import Loader
+from sightline.engine import compile_cache
 from sightline.engine.signals import StopSignals
 from sightline.parts import Batch
-from sightline.train import compile_cache
 from sightline.train.meter import Meter
 from sightline.train.session import Session
 from sightline.train.state import TrainState

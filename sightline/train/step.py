@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sightline.engine.compile_cache import keep_compiled_code
 from sightline.errors import UsageError
 from sightline.hardware import early_cuda
 from sightline.hardware.devices import Device
@@ -25,7 +26,6 @@ from sightline.hardware.reduce import reduce_by_host
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound
 from sightline.recipe.recipe import Recipe, Run
-from sightline.train.compile_cache import keep_compiled_code
 from sightline.train.state import TrainState
 from sightline.train.torch_optimizer import set_rate, update
 

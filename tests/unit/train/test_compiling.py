@@ -10,8 +10,9 @@ from tiny import tiny
 from torch._dynamo.utils import counters
 
 from sightline import api
+from sightline.engine import compile_cache
 from sightline.hardware import devices
-from sightline.train import compile_cache, compiling
+from sightline.train import compiling
 
 TINY = [
     *(*tiny(), "--data.path=synthetic:classes=10,samples=96,size=24", "--run.keep=50", "--train.epochs=1"),

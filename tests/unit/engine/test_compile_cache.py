@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.train import compile_cache
+from sightline.engine import compile_cache
 
 
 def test_what_was_noted_is_known_for_this_cache_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
