@@ -21,6 +21,7 @@ from sightline.commands.report import report
 from sightline.commands.runs import runs
 from sightline.commands.show import show
 from sightline.commands.train import train
+from sightline.commands.warm import warm
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "check": check,
     "show": show,
     "doctor": doctor,
+    "warm": warm,
     "migrate": migrate,
     "legacy": legacy,
 }

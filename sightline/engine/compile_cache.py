@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 
 import torch
 
 from sightline.files.whole import cache_folder
+from sightline.hardware.devices import Device
+from sightline.parts import Batch
+from sightline.recipe.recipe import Recipe
 
-INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's own lies below, unless TRITON_CACHE_DIR is set
+INDUCTOR_CACHE, TRITON_CACHE = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 
 
 def keep_compiled_code() -> None:
-    """Let Inductor write to the user's cache folder, unless the user chose another; its default is below /tmp."""
-    folder = cache_folder("inductor")
-    if folder:
-        os.environ.setdefault(INDUCTOR_CACHE, str(folder))
+    """Let Inductor and Triton write to the user's cache folder, unless the user chose others; their defaults are below
+    /tmp and ~/.triton. Call it before the first kernel is compiled."""
+    for variable, name in ((INDUCTOR_CACHE, "inductor"), (TRITON_CACHE, "triton")):
+        folder = cache_folder(name)
+        if folder and (variable not in os.environ or _is_default(os.environ[variable])):
+            os.environ[variable] = str(folder)
+
+
+def _is_default(place: str) -> bool:
+    """Return whether this is Inductor's own choice, which torch writes into the environment when its compiler is
+    imported: for a check of kernels, or by torchvision."""
+    return os.path.dirname(place) == tempfile.gettempdir() and os.path.basename(place).startswith("torchinductor_")
+
+
+def key_of(recipe: Recipe, device: Device, ranks: int, batch: Batch) -> str:
+    """Return in words what a compiled step depends on, of what a user chooses; `recipe.task` knows its data."""
+    shapes = {key: (tuple(value.shape), str(value.dtype)) for key, value in sorted(batch.items())}
+    return f"{recipe.model} {recipe.task} {recipe.train.precision} on {device.name()} of {ranks} {shapes}"
 
 
 def is_known(key: str) -> bool:
@@ -32,5 +50,7 @@ def note_known(key: str) -> None:
 
 
 def _name(key: str) -> str:
-    whole = f"{key} torch {torch.__version__} in {os.environ.get(INDUCTOR_CACHE, '')}"
+    # The code beside these notes may be mounted elsewhere next time.
+    place, ours = os.environ.get(INDUCTOR_CACHE, ""), cache_folder("inductor")
+    whole = f"{key} torch {torch.__version__} in {'' if place == str(ours) else place}"
     return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sightline import kernels
+from sightline.engine.compile_cache import keep_compiled_code
 from sightline.errors import UsageError
 from sightline.hardware import affinity, devices, world
 from sightline.hardware.devices import Device
@@ -32,6 +33,8 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
     devices.set_deterministic(recipe.train.deterministic)  # before anything initialises the device
     device = devices.select(run.device, here.local_rank, world.local_size(here))
     device.activate()
+    if device.kind == "cuda":
+        keep_compiled_code()
     cpus = run.max_cpus
     if run.affinity != "disabled":
         # After the device is known, before loader processes and torch's threads start.

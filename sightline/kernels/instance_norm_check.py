@@ -75,7 +75,7 @@ def why_wrong(
         given = (once.LEAST_PROGRAMS, height * width, count)
         sizes_of = [once.choose_sizes(*given, numbers) for numbers in (once.FORWARD, once.BACKWARD)]
         y, statistics = twice.forward(x, weight, bias, EPS, SLOPE)
-        found = [(y, *twice.backward(outer, x, weight, bias, statistics, SLOPE))]
+        found: list[tuple[Tensor, ...]] = [(y, *twice.backward(outer, x, weight, bias, statistics, SLOPE))]
         if sizes_of[0] is not None:
             y, statistics = once.forward(x, weight, bias, EPS, SLOPE, sizes_of[0], is_at_once)
         back = (outer, x, weight, bias, statistics, SLOPE)

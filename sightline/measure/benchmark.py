@@ -275,7 +275,7 @@ def _measure_steps(
     recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, here: World, say: Say
 ) -> dict[str, Any]:
     is_real = options.data == "real"
-    bound = _bound(recipe, device) if is_real else synthetic_data(recipe, device)
+    bound = bound_of(recipe, device) if is_real else synthetic_data(recipe, device)
     with torch.device("meta"):
         model = recipe.model.build(bound.dataset.spec)
     image = image_of(bound)
@@ -330,7 +330,7 @@ def _measure_predictions(
     recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, here: World, say: Say
 ) -> dict[str, Any]:
     is_real = options.data == "real"
-    bound = _bound(recipe, device, "val") if is_real else synthetic_data(recipe, device, "val")
+    bound = bound_of(recipe, device, "val") if is_real else synthetic_data(recipe, device, "val")
     order = latency.EvalRounds(eval_order(recipe.train, len(bound.dataset), here, bound.dataset.eval_batch))
     run = run if is_real else dataclasses.replace(run, workers=0)
 
@@ -351,10 +351,11 @@ def synthetic_data(recipe: Recipe, device: Device, split: Split = "train") -> Bo
     declared = recipe.data.declared()
     spec = declared[0] if declared else recipe.data.open("train", recipe.train.seed).spec
     samples = BATCHES * recipe.train.global_batch * (1 if split == "train" else 8)  # of which an eighth is for val
-    return _bound(dataclasses.replace(recipe, data=recipe.data.synthetic(spec, samples)), device, split)
+    return bound_of(dataclasses.replace(recipe, data=recipe.data.synthetic(spec, samples)), device, split)
 
 
-def _bound(recipe: Recipe, device: Device, split: Split = "train") -> Bound:
+def bound_of(recipe: Recipe, device: Device, split: Split = "train") -> Bound:
+    """Open a split of the recipe's data and bind it to the device."""
     return recipe.data.open(split, recipe.train.seed).bind(device, recipe.train.global_batch)
 
 
@@ -416,7 +417,7 @@ class OurLoader(Contender):
         started = time.perf_counter()
         self.name = f"{OURS} loader" + (", decoded on the CPU" if getattr(recipe.data, "decoder", "") == "cpu" else "")
         self.images = recipe.train.global_batch // here.size
-        bound = _bound(recipe, device)
+        bound = bound_of(recipe, device)
         self.loader = open_loader(recipe, run, bound, order_of(recipe, bound, here), device, say, ranks=here)
         self.settle = run.prefetch + 1  # as for the peers: what was prepared ahead goes first
         self.advance()

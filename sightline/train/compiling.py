@@ -73,11 +73,11 @@ class Compiling:
 
     def __init__(self, session: Session, state: TrainState, steps: int, is_longer: bool):
         recipe, run, device, world = session.recipe, session.run, session.device, session.world
+        self._session = session
         self.world = world
         self.log = session.log
         self.state = state
         self.steps = steps
-        self._key = f"{recipe.model} {recipe.task} {recipe.train.precision} on {device.name()} of {world.size}"
         deterministic = recipe.train.deterministic
         stored = state.choices.get(COMPILE, "")
         if is_longer and stored == "off" and not deterministic:  # more epochs than it was decided for
@@ -129,5 +129,5 @@ class Compiling:
             compile_cache.note_known(self._key_of(batch))
 
     def _key_of(self, batch: Batch) -> str:
-        shapes = {key: (tuple(value.shape), str(value.dtype)) for key, value in sorted(batch.items())}
-        return f"{self._key} {shapes}"
+        session = self._session
+        return compile_cache.key_of(session.recipe, session.device, self.world.size, batch)

@@ -1,5 +1,7 @@
 """What was compiled before into the cache of the user: known again by the same words, under this torch, here."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,3 +20,37 @@ def test_what_was_noted_is_known_for_this_cache_alone(tmp_path: Path, monkeypatc
     monkeypatch.setattr(compile_cache, "cache_folder", lambda name: None)
     compile_cache.note_known("a network")
     assert not compile_cache.is_known("a network")
+
+
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (compile_cache.INDUCTOR_CACHE, compile_cache.TRITON_CACHE):
+        monkeypatch.setenv(name, "")  # restored after the test, whoever sets it meanwhile
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("unset")
+def test_code_goes_to_the_users_cache_also_where_torch_has_named_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    assert os.path.dirname(cache_dir()) == tempfile.gettempdir()  # torch writes it into the environment
+    compile_cache.keep_compiled_code()
+    kept = [os.environ[name] for name in (compile_cache.INDUCTOR_CACHE, compile_cache.TRITON_CACHE)]
+    assert kept == [str(tmp_path / "sightline" / name) for name in ("inductor", "triton")]
+    monkeypatch.setenv(compile_cache.TRITON_CACHE, "/chosen")
+    compile_cache.keep_compiled_code()
+    assert os.environ[compile_cache.TRITON_CACHE] == "/chosen"
+
+
+@pytest.mark.usefixtures("unset")
+def test_a_note_holds_where_the_folder_is_mounted_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+    compile_cache.keep_compiled_code()
+    compile_cache.note_known("a network")
+    (tmp_path / "here").rename(tmp_path / "there")
+    for name in (compile_cache.INDUCTOR_CACHE, compile_cache.TRITON_CACHE):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))
+    compile_cache.keep_compiled_code()
+    assert compile_cache.is_known("a network")
