@@ -130,6 +130,32 @@ def test_a_damaged_record_is_measured_again(cache):
     assert records.read("a key") == record
 
 
+def test_what_comes_with_the_package_is_used_until_this_machine_has_measured(cache):
+    key, shipped = next((key, record) for key, record in records.known().items() if record.engines.get("plan"))
+    assert records.read(key) == shipped
+    measured = records.Record(key, {"plan": None}, {"plain": 0.25})
+    records.write(measured)
+    assert records.read(key) == measured
+    (file,) = cache.iterdir()
+    file.write_text("{")
+    assert records.read(key) == shipped
+
+
+def test_each_record_of_the_package_names_the_fastest_of_what_was_timed():
+    """For gradients two ways are chosen together, from more times than two."""
+    found = records.known()
+    assert found
+    for key, record in found.items():
+        operation, _, machine = key.partition(" of ")
+        assert " on NVIDIA " in machine and " with cuDNN 9" in machine, key
+        assert all(engine is None or (engine.number >= 0 and engine.knobs) for engine in record.engines.values()), key
+        if "plan" in record.engines:
+            fused = {ms for name, ms in record.times_ms.items() if name.startswith("fused ")} or {float("inf")}
+            assert (record.engines["plan"] is not None) == (min(fused) < record.times_ms["plain"]), key
+        else:
+            assert record.engines.keys() == {"dgrad", "wgrad"} and operation.startswith("gradients"), key
+
+
 def test_a_cache_that_cannot_be_written_is_not_an_error(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
