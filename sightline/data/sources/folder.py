@@ -8,7 +8,9 @@ its folder's time as it was: it is read as it is now, but the kept fingerprint d
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ import numpy as np
 
 from sightline.data.contents import PathsBelow
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table, tfrecord
+from sightline.data.sources.index_files import Names
 from sightline.data.sources.layouts import IMAGES, Place, Splits
 from sightline.errors import BadData, first_of
 from sightline.files.image_bytes import read_bytes
@@ -29,6 +32,8 @@ MIN_KEPT = 20_000
 # Folders of other layouts: where one of these lies beside images, `auto` does not take its neighbours for classes.
 _FOREIGN = {"annotations", "images", "labels", "masks", "imagesets", "jpegimages", "imagestr", "labelstr"}
 _SPLIT_NAMES = {name for names in layouts.NAMES.values() for name in names}
+_INDEX_KEY = index_files.digest("folder", 4)
+_name_of = operator.attrgetter("name")
 _DEPTH = 3  # of folders within a class in which `detect` looks for a first image
 
 
@@ -119,7 +124,7 @@ def _test_beside_classes(root: Path, names: Iterable[str]) -> bool:
 
 def _may_be_classes(folder: Path) -> bool:
     """Return whether there are folders, and not only such as other layouts have (train/images and train/labels)."""
-    return bool({name.lower() for name in layouts.subfolders(folder)} - _FOREIGN - _SPLIT_NAMES)
+    return any(name.lower() not in _FOREIGN | _SPLIT_NAMES for name in layouts.each_subfolder(folder))
 
 
 def _holds_image(folder: Path, depth: int = _DEPTH) -> bool:
@@ -135,15 +140,15 @@ def _holds_image(folder: Path, depth: int = _DEPTH) -> bool:
 class FolderSource(Source):
     """The file list is two arrays (one blob of names, one of offsets), not a million Python strings."""
 
-    def __init__(self, root: Path, classes: tuple[str, ...], names: list[bytes], labels: list[int], sizes: list[int]):
+    def __init__(self, root: Path, classes: tuple[str, ...], names: Names, labels: np.ndarray, sizes: np.ndarray):
         self.root = root
         self.classes = classes
-        self._names = index_files.Names.of(names)
-        self.labels = np.asarray(labels, dtype=np.int32)
+        self._names = names
+        self.labels = labels.astype(np.int32)
         digest = hashlib.sha256("\0".join(classes).encode("utf-8", "surrogateescape"))
         digest.update(self._names.blob)
         digest.update(np.concatenate([[0], self._names.ends]).astype(np.int64).tobytes())
-        digest.update(np.asarray(sizes, dtype=np.int64).tobytes())
+        digest.update(sizes.astype(np.int64).tobytes())
         self.fingerprint = digest.hexdigest()
         self.files = PathsBelow(root, self._names)
 
@@ -169,15 +174,27 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
             f"PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, or PATH/CLASS/*.jpg"
         )
     root = layout.place(split).images
-    classes = class_folders(layout.train.images if layout.train else root)
-    unknown = sorted(set(class_folders(root)) - set(classes))
-    if unknown and layout.train:
-        raise BadData(
-            f"{root} has class folders that {layout.train.images} lacks: {first_of(unknown)}; remove or rename them"
-        )
-    wants_all = root == (layout.train and layout.train.images)
-    # A part of one folder validates where there is no val split.
-    listing = options.once(("folder", root, wants_all), lambda: _listed(path, root, classes, wants_all))
+    training = layout.train.images if layout.train else root
+    wants_all = layout.train is not None and root == training
+
+    def kept_of(place: Path) -> Kept | None:
+        return options.once(("kept", place), lambda: _kept(path, place))
+
+    def classes_of(place: Path) -> list[str]:
+        kept = kept_of(place)
+        return kept.classes if kept else options.once(("classes", place), lambda: class_folders(place))
+
+    classes, own = classes_of(training), classes_of(root)
+    if unknown := sorted(set(own) - set(classes)):
+        raise BadData(f"{root} has class folders that {training} lacks: {first_of(unknown)}; remove or rename them")
+    kept = kept_of(root)
+    if kept and (not wants_all or len(np.unique(kept.listing.labels)) == len(own)):
+        listing = kept.listing
+    else:  # a part of one folder validates where there is no val split
+        listing = options.once(("folder", root, wants_all), lambda: _listed(path, root, own, wants_all))
+    if own != classes:
+        numbers = {name: number for number, name in enumerate(classes)}
+        listing = listing._replace(labels=np.asarray([numbers[name] for name in own])[listing.labels])
     return split_of(listing, root, tuple(classes), layout, split, options)
 
 
@@ -199,10 +216,10 @@ def split_of(
     names, labels, sizes = listing[:3]
     held_out = None
     if layout.draws(split):
-        validates = layouts.validating(names, labels, options, split)
-        held_out = index_files.Names.of([name for name, out in zip(names, validates, strict=True) if out])
-        chosen = np.flatnonzero(validates == (split == "val")).tolist()
-        names, labels, sizes = [names[i] for i in chosen], [labels[i] for i in chosen], [sizes[i] for i in chosen]
+        validates = layouts.validating(names.each(), labels, options, split)
+        held_out = names.take(np.flatnonzero(validates))
+        chosen = np.flatnonzero(validates == (split == "val"))
+        names, labels, sizes = names.take(chosen), labels[chosen], sizes[chosen]
     source = FolderSource(root, classes, names, labels, sizes)
     source.layout, source.held_out, source.ignored = layout, held_out, listing.ignored
     return source
@@ -211,50 +228,62 @@ def split_of(
 class Listing(NamedTuple):
     """The images of a folder, and how many other files there are of each ending."""
 
-    names: list[bytes]
-    labels: list[int]
-    sizes: list[int]
+    names: Names
+    labels: np.ndarray
+    sizes: np.ndarray
     ignored: Counter[str]
 
 
+class Kept(NamedTuple):
+    """What an earlier run listed, labelled by the class folders that it found."""
+
+    listing: Listing
+    classes: list[str]
+
+
 def _listed(path: str, root: Path, classes: list[str], wants_all: bool) -> Listing:
-    """Return the images below `root`, from an earlier run where every folder below still has the time it had then."""
-    # Beside the data, under the name of the split; a description may name folders anywhere.
-    place, name = (Path(path), f"folder-{root.name}") if root.parent == Path(path) else (root, "folder")
-    key = index_files.digest("folder", 3, classes)
-    kept = index_files.load(place, name, key)
-    if kept is not None:
-        listing = _kept_listing(kept, root, len(classes))
-        if listing is not None:
-            return listing
+    """List the images below `root`, all of whose class folders are given, and keep the list of many."""
     walk = Walk(root)
     listing = walk.list(classes, wants_all)
-    if len(listing.names) >= MIN_KEPT and index_files.is_settled(walk.changed_ns):
+    if len(listing.names) >= MIN_KEPT and not walk.leads_nowhere and index_files.is_settled(walk.changed_ns):
+        texts = {"classes": classes, "folders": walk.folders, "ignored": list(walk.ignored)}
         arrays: index_files.Arrays = {
-            "labels": np.asarray(listing.labels, np.int32),
-            "sizes": np.asarray(listing.sizes, np.int64),
+            "labels": listing.labels.astype(np.int32),
+            "sizes": listing.sizes.astype(np.int64),
             "changed_ns": np.asarray(walk.changed_ns, np.int64),
             "ignored_counts": np.asarray(list(walk.ignored.values()), np.int64),
-            **index_files.Names.of([os.fsencode(kind) for kind in walk.ignored]).arrays("ignored"),
-            **index_files.Names.of(listing.names).arrays("names"),
-            **index_files.Names.of([os.fsencode(folder) for folder in walk.folders]).arrays("folders"),
+            **listing.names.arrays("names"),
         }
-        index_files.save(place, name, key, arrays)
+        for key, values in texts.items():
+            arrays |= Names.of([os.fsencode(value) for value in values]).arrays(key)
+        index_files.save(*_place_of_index(path, root), _INDEX_KEY, arrays)
     return listing
 
 
-def _kept_listing(kept: index_files.Arrays, root: Path, classes: int) -> Listing | None:
+def _place_of_index(path: str, root: Path) -> tuple[Path, str]:
+    """Return folder and name: beside the data, under the name of the split; a description may name folders anywhere."""
+    return (Path(path), f"folder-{root.name}") if root.parent == Path(path) else (root, "folder")
+
+
+def _kept(path: str, root: Path) -> Kept | None:
+    """Return what an earlier run listed, if every folder below `root` still has the time it had then."""
+    kept = index_files.load(*_place_of_index(path, root), _INDEX_KEY)
+    if kept is None:
+        return None
     try:
-        names, folders = (index_files.Names.loaded(kept, key).below().all() for key in ("names", "folders"))
-        kinds = index_files.Names.loaded(kept, "ignored").all()
-        labels, sizes, changed_ns = (kept[key].tolist() for key in ("labels", "sizes", "changed_ns"))
-        if not len(names) == len(labels) == len(sizes) or not set(labels) <= set(range(classes)):
+        names, folders, found = (Names.loaded(kept, key).below() for key in ("names", "folders", "classes"))
+        kinds = Names.loaded(kept, "ignored").all()
+        labels, sizes, changed_ns = (kept[key] for key in ("labels", "sizes", "changed_ns"))
+        classes = [os.fsdecode(name) for name in found.all()]
+        is_whole = len(names) == len(labels) == len(sizes) > 0 and sorted(set(classes)) == classes
+        if not is_whole or labels.min() < 0 or labels.max() >= len(classes):
             return None
-        now = [os.stat(os.path.join(os.fsencode(root), folder)).st_mtime_ns for folder in folders]
+        above = os.fsencode(root)
+        now = [os.stat(b"%b/%b" % (above, folder)).st_mtime_ns for folder in folders.all()]
         ignored = Counter(dict(zip(map(os.fsdecode, kinds), kept["ignored_counts"].tolist(), strict=True)))
     except (OSError, KeyError, ValueError):
         return None
-    return Listing(names, labels, sizes, ignored) if now == changed_ns else None
+    return Kept(Listing(names, labels, sizes, ignored), classes) if now == changed_ns.tolist() else None
 
 
 def class_folders(root: Path) -> list[str]:
@@ -276,28 +305,36 @@ class Walk:
         self.folders = [""]  # the time of the root shows class folders that come and go
         self.changed_ns = [root.stat().st_mtime_ns]
         self.ignored: Counter[str] = Counter()
+        self.leads_nowhere = False  # a link beside the classes, which may become one while no folder changes
+        self._above = os.fspath(root)
+        self._sizes: list[int] = []  # in bytes, of all images so far
 
     def list(self, classes: Sequence[str], wants_all: bool) -> Listing:
         """List the images of these classes; with `wants_all` a class without one is an error."""
-        found = Listing([], [], [], self.ignored)
         self._note_beside(set(classes))
         progress = index_files.ScanProgress(str(self.root), len(classes), "class folders")
+        names: list[bytes] = []
+        counts: list[int] = []
         for label, name in enumerate(classes):
             progress(label)
-            before, others = len(found.names), self.ignored.copy()
-            for file_name, size in self.images(name, set()):
-                found.names.append(os.fsencode(file_name))
-                found.labels.append(label)
-                found.sizes.append(size)
-            if len(found.names) == before and wants_all:
-                its_own = self.ignored - others
+            before, others = len(names), sum(self.ignored.values())
+            names += map(os.fsencode, self._images(name, set()))
+            counts.append(len(names) - before)
+            if not counts[-1] and wants_all:
                 raise BadData(
                     f"{self.root / name} holds no images ({', '.join(IMAGES)}); fill the class folder or remove it"
-                    + (f"; it has {layouts.counted(its_own)}" if its_own else "")
+                    + (f"; it has {self._others_in(name)}" if sum(self.ignored.values()) > others else "")
                 )
-        if not found.names:
+        if not names:
             raise BadData(f"{self.root} holds no images ({', '.join(IMAGES)}) in its class folders")
-        return found
+        labels = np.repeat(np.arange(len(classes)), counts)
+        return Listing(Names.of(names), labels, np.asarray(self._sizes, np.int64), self.ignored)
+
+    def _others_in(self, name: str) -> str:
+        """Say what a class folder without images holds."""
+        alone = Walk(self.root)
+        list(alone._images(name, set()))
+        return layouts.counted(alone.ignored)
 
     def _note_beside(self, classes: set[str]) -> None:
         """Note images and folders of results beside the class folders among what is ignored."""
@@ -305,36 +342,46 @@ class Walk:
             if entry.name in classes or entry.name.startswith("."):
                 continue
             if layouts.is_folder(entry):
-                self._is_result(entry, entry.name)
+                if self._is_result(entry, entry.name):  # it becomes a class where images are put into it
+                    self.folders.append(entry.name)
+                    self.changed_ns.append(os.stat(entry.path).st_mtime_ns)
+            elif entry.is_symlink() and not os.path.exists(entry.path):
+                self.leads_nowhere = True
             elif entry.name.lower().endswith(IMAGES):
                 self.ignored[f"{layouts.suffix_of(entry.name)} outside class folders"] += 1
 
-    def images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
-        """Yield (relative path, size) of all images below, sorted; a link back to a folder already seen is not
-        followed."""
-        folder = self.root / relative
-        real = os.path.realpath(folder)
-        if real in seen or not folder.is_dir():
-            return
-        seen.add(real)
+    def _images(self, relative: str, seen: set[tuple[int, int]]) -> Iterator[str]:
+        """Yield relative paths of all images below, sorted, and note their sizes; a link back to a folder already seen
+        is not followed. Millions of files come through here."""
+        folder, sizes = f"{self._above}/{relative}", self._sizes
         try:
-            changed_ns = folder.stat().st_mtime_ns  # before it is listed: a change meanwhile shows next time
-            entries = sorted(os.scandir(folder), key=lambda e: e.name)
+            status = os.stat(folder)  # before it is listed: a change meanwhile shows next time
+            if not stat.S_ISDIR(status.st_mode) or (status.st_dev, status.st_ino) in seen:
+                return
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=_name_of)
         except OSError as error:
+            if not os.path.isdir(folder):
+                return
             raise BadData(f"{folder} cannot be read: {error.strerror}; make it readable or remove it") from error
+        seen.add((status.st_dev, status.st_ino))
         self.folders.append(relative)
-        self.changed_ns.append(changed_ns)
+        self.changed_ns.append(status.st_mtime_ns)
         for entry in entries:
-            if entry.name.startswith("."):
+            name = entry.name
+            if name.startswith("."):
                 continue
-            path = f"{relative}/{entry.name}"
             if layouts.is_folder(entry):
-                if not self._is_result(entry, path):
-                    yield from self.images(path, seen)
-            elif entry.name.lower().endswith(IMAGES):
-                yield path, _size(entry)
+                if not self._is_result(entry, path := f"{relative}/{name}"):
+                    yield from self._images(path, seen)
+            elif name.endswith(IMAGES) or name.lower().endswith(IMAGES):
+                try:
+                    sizes.append(entry.stat().st_size)
+                except OSError:  # a link that leads nowhere is listed, and the bad-sample policy decides about it
+                    sizes.append(0)
+                yield f"{relative}/{name}"
             else:
-                self.ignored[layouts.suffix_of(entry.name)] += 1
+                self.ignored[layouts.suffix_of(name)] += 1
 
     def _is_result(self, entry: os.DirEntry[str], path: str) -> bool:
         """Return whether a folder is a run or predictions, and note it among what is ignored."""
@@ -342,11 +389,3 @@ class Walk:
         if found:
             self.ignored[f"folder of results ({path})"] += 1
         return found
-
-
-def _size(entry: os.DirEntry[str]) -> int:
-    """Return 0 for a link that leads nowhere: it is listed, and the bad-sample policy decides about it."""
-    try:
-        return entry.stat().st_size
-    except OSError:
-        return 0

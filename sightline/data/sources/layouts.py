@@ -11,7 +11,8 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,10 +209,18 @@ def split_in(name: str) -> tuple[str, str]:
 
 def subfolders(root: Path) -> list[str]:
     """Return the names of the folders in a folder, sorted, without hidden ones; none if it cannot be read."""
-    try:
-        return sorted(e.name for e in os.scandir(root) if is_data_folder(e))
-    except OSError:
-        return []
+    return sorted(each_subfolder(root))
+
+
+def each_subfolder(root: Path) -> Iterator[str]:
+    """Yield the same unsorted, looking into no more of them than are asked for: there may be 100,000."""
+    with suppress(OSError), os.scandir(root) as entries:
+        yield from (entry.name for entry in entries if is_data_folder(entry))
+
+
+def has_subfolders(root: Path, *names: str) -> bool:
+    """Return whether a folder has folders of all these names that may hold data."""
+    return all(os.path.isdir(root / name) and not is_result(root / name) for name in names)
 
 
 def is_data_folder(entry: os.DirEntry[str]) -> bool:

@@ -58,7 +58,7 @@ def _find(path: str) -> Splits | None:
     root = Path(path)
     if path.lower().endswith(_ENDINGS) and root.is_file():
         return Splits("table", Place(root.parent, root), None)
-    has_classes = any(map(layouts.subfolders, layouts.split_folders(root).values()))
+    has_classes = any(any(layouts.each_subfolder(split)) for split in layouts.split_folders(root).values())
     if has_classes or tar.detect(path) or tfrecord.holds_shards(root):
         return None  # a table beside these says something else of them
     named = {file.stem.lower(): Place(root, file) for file in sorted(root.glob("*.[cC][sS][vV]")) if is_file(file)}

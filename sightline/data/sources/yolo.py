@@ -27,10 +27,10 @@ from sightline.data.sources.layouts import (
     TEST,
     Place,
     Splits,
+    has_subfolders,
     is_description,
     read_description,
     split_folders,
-    subfolders,
     test_folder,
 )
 from sightline.data.sources.outlines import OutlineImages
@@ -428,9 +428,9 @@ def _pairs(root: Path) -> Splits | None:
         else:
             places = {"train": Place(root / "images", root / "labels")}
     else:
-        whole = {s: f for s, f in split_folders(root).items() if {"images", "labels"} <= set(subfolders(f))}
+        whole = {s: f for s, f in split_folders(root).items() if has_subfolders(f, "images", "labels")}
         places = {split: Place(folder / "images", folder / "labels") for split, folder in whole.items()}
-        if (folder := test_folder(root)) and {"images", "labels"} <= set(subfolders(folder)):
+        if (folder := test_folder(root)) and has_subfolders(folder, "images", "labels"):
             test = Place(folder / "images", folder / "labels")
     labels = places["train"].labels if "train" in places else None
     if labels is None or not os.path.isdir(labels) or not _has_labels(labels):

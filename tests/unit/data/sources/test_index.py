@@ -367,6 +367,56 @@ def test_a_changed_folder_is_listed_again(images: Path, listings: list[str], cha
     assert listed(images) == again
 
 
+def test_a_folder_of_results_that_becomes_a_class_is_seen(images: Path, listings: list[str], settle):
+    run = images / "train" / "run"
+    run.mkdir()
+    for name in ("config.yaml", "log.jsonl"):
+        (run / name).touch()
+    settle(images)
+    assert listed(images)[0] == ("ant", "bee") == listed(images)[0]
+    assert listings == ["train"]
+    (run / "config.yaml").unlink()
+    (run / "5.jpg").write_bytes(b"5")
+    assert listed(images)[0] == ("ant", "bee", "run")
+
+
+def test_a_link_beside_the_classes_that_leads_nowhere_yet_may_become_one(images: Path, tmp_path: Path):
+    (images / "train" / "cat").symlink_to(tmp_path / "cats")
+    assert listed(images)[0] == listed(images)[0] == ("ant", "bee")
+    shutil.copytree(images / "train" / "bee", tmp_path / "cats")
+    assert listed(images)[0] == ("ant", "bee", "cat")
+
+
+def test_kept_lists_of_both_splits_number_classes_as_train_does(images: Path, listings: list[str], settle, monkeypatch):
+    monkeypatch.setattr(folder, "MIN_KEPT", 1)
+    (images / "val" / "ant").rename(images / "val" / "bee")
+    settle(images)
+    first = [listed(images, split) for split in ("train", "val")]
+    assert [listed(images, split) for split in ("train", "val")] == first and listings == ["train", "val"]
+    assert [sample.label for _, sample in first[1][2]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("labels", 2), ("labels", -1), ("names_ends", 99), ("sizes", None), ("classes_ends", 99), ("folders_bytes", 0)],
+)
+def test_a_kept_list_that_contradicts_itself_is_made_again(
+    images: Path, listings: list[str], column: str, value: int | None
+):
+    """Its checksum and key may be right: whoever wrote the data may have written it."""
+    first = listed(images)
+    arrays = index_files.load(images, "folder-train", folder._INDEX_KEY)
+    assert arrays is not None
+    forged = arrays[column][:-1].copy() if value is None else arrays[column].copy()
+    if value is not None:
+        forged[-1] = value
+    for broken in ({**arrays, column: forged}, {key: array for key, array in arrays.items() if key != column}):
+        index_files.save(images, "folder-train", folder._INDEX_KEY, broken)
+        listings.clear()
+        assert listed(images) == first
+        assert listings == ["train"]
+
+
 def test_a_class_that_val_gains_is_seen(images: Path, settle, monkeypatch):
     monkeypatch.setattr(folder, "MIN_KEPT", 1)
     listed(images, "val")

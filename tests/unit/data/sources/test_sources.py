@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.data.sources import folder, kinds, open_source, synthetic
+from sightline.data.sources import folder, index_files, kinds, open_source, synthetic
 from sightline.errors import BadData, BadSample, UsageError
 
 
@@ -218,9 +218,8 @@ def test_a_folder_source_travels_to_a_worker_small(images: Path):
     source = folder.open_source(str(images), "train")
     again = pickle.loads(pickle.dumps(source))
     assert [again.name(i) for i in range(len(again))] == [source.name(i) for i in range(len(source))]
-    many = folder.FolderSource(
-        images, ("ant",), [b"ant/%07d.jpg" % i for i in range(10_000)], [0] * 10_000, [1] * 10_000
-    )
+    names = index_files.Names.of([b"ant/%07d.jpg" % i for i in range(10_000)])
+    many = folder.FolderSource(images, ("ant",), names, np.zeros(10_000), np.ones(10_000))
     assert len(pickle.dumps(many)) < 10_000 * (15 + 8 + 4) + 2_000  # name, offset, label; no object per file
 
 
