@@ -1,12 +1,18 @@
 """YAML that is written, and read again or remembered: the same text as PyYAML's, the same values, nobody else's."""
 
+import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from sightline import config, recipes
+from sightline.errors import UsageError
 from sightline.files import plain_yaml
+from sightline.files.plain_yaml import read_yaml
 from sightline.recipe import store
 from sightline.recipe.settings import plain
 
@@ -52,3 +58,59 @@ def test_another_text_under_the_same_name_is_read(tmp_path: Path):
     for epochs in (1, 2, 1):
         path.write_text(f"train: {{epochs: {epochs}}}\n")
         assert plain_yaml.read_yaml(path) == {"train": {"epochs": epochs}}
+
+
+def mutants(text: str, count: int) -> Iterator[str]:
+    """Change one to three places: a letter, a line, a run of indentation."""
+    draw = random.Random(0)
+    signs = ":-[]{}#,'\" \n09aN~=.\\"
+    for _ in range(count):
+        changed = text
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randrange(len(changed))
+            how = draw.randrange(4)
+            lines = changed.splitlines(keepends=True)
+            line = draw.randrange(len(lines))
+            if how == 0:
+                changed = changed[:at] + draw.choice(signs) + changed[at:]
+            elif how == 1:
+                changed = changed[:at] + changed[at + draw.randint(1, 3) :]
+            elif how == 2:
+                changed = "".join([*lines[:line], " " * draw.randrange(4), *lines[line:]])
+            else:
+                changed = "".join([*lines[:line], draw.choice(lines), *lines[line:]])
+        yield changed
+
+
+def read(text: str) -> tuple[bool, object]:
+    try:
+        return True, repr(plain_yaml._parsed(text))
+    except (yaml.YAMLError, ValueError) as error:
+        return False, str(error)
+
+
+@pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="PyYAML is built without libyaml")
+def test_the_fast_parser_reads_what_the_careful_one_reads_and_complains_as_it_does(monkeypatch):
+    values = {
+        "recipe": "own",
+        "data": {"path": "/my photos/a=b, c", "crop": [0.5, 1.0], "mean": [], "split": "", "on": "on", "no": "no"},
+        "train": {"lr": 1e-5, "epochs": 10, "big": 1.5e20, "at": "2026-11-19", "none": None, "names": ["-", "a: b"]},
+        "run": {"out": "runs/#1", "deep": {"er": [{"a": 1}, {"b": [1, 2]}]}, "octal": "010", "hex": "0x1f"},
+    }
+    texts = [plain_yaml.dump(values), *mutants(plain_yaml.dump(values), 400)]
+    found = [read(text) for text in texts]
+    assert found[0] == (True, repr(values))
+    assert 40 < sum(map(bool, (good for good, _ in found))) < 400
+    monkeypatch.setattr(plain_yaml, "_PLAIN", re.compile("(?!)"))
+    assert found == [read(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 30_000, "- " * 30_000, "{a: " * 10_000, "".join(" " * n + "a:\n" for n in range(300))],
+    ids=["lists", "items", "mappings", "indented"],
+)
+def test_deep_nesting_is_left_to_the_careful_parser(text: str, tmp_path: Path):
+    (tmp_path / "deep.yaml").write_text(text)
+    with pytest.raises(UsageError, match="cannot be read as YAML"):
+        read_yaml(tmp_path / "deep.yaml")
