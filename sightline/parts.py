@@ -164,6 +164,7 @@ class Bound:
     check_batch: Callable[[int], None] = any_batch
     """check_batch(items per device): raises UsageError if the data cannot come in batches of this size."""
     begin: Callable[[int, int], Callable[[], Arrays]] | None = None  # `load` in two: what is read, then what computes
+    parts: int = 0  # of a batch, each loaded by one process; 0: as many as even out slow samples
     cache: Any = None  # memory of loading/cache.py or device_cache.py; the loader starts it before its processes
     repeats_first: bool = False  # the loader hands out the first batch again and again (--data.fake)
     notes: tuple[str, ...] = ()

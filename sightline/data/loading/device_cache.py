@@ -96,6 +96,11 @@ class DeviceCache:
         start, shape = self._starts[index], self.shapes[index]
         return self._flat[start : start + math.prod(shape)].view(shape)
 
+    def memory(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the whole memory, and where samples begin in it."""
+        assert self._flat is not None, "the loader starts a cache before it is read"
+        return self._flat, torch.tensor([self._starts[index] for index in indices.tolist()])
+
     def places(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the whole memory, where images (height, width, 3) begin in it, and their heights and widths."""
         assert self._flat is not None, "the loader starts a cache before it is read"

@@ -246,7 +246,8 @@ class Loader:
             slot = number % len(feed.feed.slots)
             feed.copier.wait(slot)
             epochs, indices = feed.order.batch(number)
-            count = max(min(PARTS_PER_WORKER * len(self._workers), len(indices)), -(-len(indices) // MAX_PART))
+            wanted = feed.feed.bound.parts or PARTS_PER_WORKER * len(self._workers)
+            count = max(min(wanted, len(indices)), -(-len(indices) // MAX_PART))
             parts = np.array_split(np.arange(len(indices)), count)
             feed.pending[slot] = len(parts)
             for rows in parts:

@@ -7,15 +7,15 @@ many samples. A 3D network sees patches: a training item is one of them.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from sightline.data.augment.segmentation import CARRIED, Params, cut, cut_into, view
+from sightline.data.augment.segmentation import CARRIED, Params, cut, view
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
@@ -34,6 +34,7 @@ from sightline.parts import (
     SplitFacts,
 )
 
+_SMALL = 0.02  # share of the device's free memory that `auto` takes for volumes
 _LARGEST_CACHED = 2**32 - 1  # bytes of one volume
 _MOST_COUNTED, _MOST_VOXELS = 20, 2**25  # volumes, and their voxels, that the report of a run counts
 
@@ -100,12 +101,21 @@ class SegmentationDataset(Dataset):
         return global_batch // self.config.volumes_of(global_batch, int(self.shapes[:, 0].min()))
 
     def bind(self, device: Device, global_batch: int) -> Bound:
-        """Decide how deep crops are, where they are augmented, and whether volumes are kept in memory."""
-        if self.config.cache != "gpu":
+        """Decide how deep crops are, where they are augmented, and whether volumes are kept in memory, and in which."""
+        if self.config.cache != "gpu" and not self._is_small_for(device):
             return self._bind(device, global_batch, *self._open_cache())
         if device.kind == "cpu":
             raise UsageError("--data.cache gpu: this run trains on the CPU; use --data.cache ram")
         return self.bind_to_memory(device, global_batch)
+
+    def _is_small_for(self, device: Device) -> bool:
+        """Return whether `auto` keeps the volumes in the memory of the device: steps of small volumes take a few
+        milliseconds, in which loader processes cannot cut crops and hand them over."""
+        config = self.config
+        if config.cache != "auto" or device.kind == "cpu" or config.augment_on == "host":
+            return False
+        needed = sum(sum(self._bytes_of(volume)) for volume in range(len(self.shapes)))
+        return not config.path.startswith("synthetic:") and needed <= _SMALL * device.memory_bytes()[1]
 
     def bind_to_memory(self, device: Device, global_batch: int) -> Bound:
         """Keep all volumes in the memory of the device; load the numbers of crops alone, `decode` cuts them out."""
@@ -122,6 +132,7 @@ class SegmentationDataset(Dataset):
             decode=partial(self._cut_from_memory, cache, crop),
             on_host=host,
             host_keys=frozenset({"image", "label", *place}),
+            parts=1,  # a sample is some numbers, drawn in less time than a message takes
             cache=cache,
         )
 
@@ -243,16 +254,22 @@ class SegmentationDataset(Dataset):
 
     def _cut_from_memory(self, cache: DeviceCache, crop: tuple[int, ...], slot: Batch, batch: Batch) -> Batch:
         """Cut the crops of a batch out of the volumes in the memory of the device; of padding nothing is cut."""
-        device, channels = batch["index"].device, self.spec.channels
-        image = torch.zeros(len(slot["index"]), channels, *crop, device=device)
-        label = torch.zeros(len(slot["index"]), *crop, dtype=torch.uint8, device=device)
+        channels = self.spec.channels
+        memory, starts = cache.memory(slot["cached"])
+        shapes = torch.from_numpy(self.shapes)[slot["cached"]]
         is_item = slot["valid"] if "valid" in slot else slot["index"] >= 0
-        for row in is_item.nonzero().flatten().tolist():
-            volume, anchor = int(slot["cached"][row]), slot["anchor"][row].tolist()
-            shape, values = tuple(self.shapes[volume].tolist()), cache.values(volume)
-            voxels = math.prod(shape)
-            cut_into(image[row], values[:-voxels].view(torch.float32).view(channels, *shape), anchor)
-            cut_into(label[row], values[-voxels:].view(shape), anchor)
+        numbers = torch.cat([slot["anchor"], shapes, starts[:, None], is_item[:, None]], 1)  # one copy, of int64
+        numbers = numbers.to(batch["index"].device, non_blocking=True)
+        offset, is_inside = _offsets(numbers[:, :3], numbers[:, 3:6], crop)
+        is_inside &= numbers[:, 7, None, None, None] > 0
+        start, voxels = numbers[:, 6], numbers[:, 3:6].prod(1)
+        # Floats begin at multiples of four; what lies outside of a volume is read at its beginning, and not used.
+        channel = torch.arange(channels, device=offset.device)
+        first = (start[:, None] // 4 + channel * voxels[:, None])[:, :, None, None, None]
+        found = memory.view(torch.float32).take(first + offset[:, None])
+        image = torch.where(is_inside[:, None], found, 0.0)
+        label = memory.take((start + 4 * channels * voxels)[:, None, None, None] + offset)
+        label = torch.where(is_inside, label, label.new_zeros(()))
         if slot["label"].ndim == 3:  # slices
             image, label = image[:, :, 0], label[:, 0]
         return {**batch, "image": image, "label": label}
@@ -280,3 +297,17 @@ class SegmentationDataset(Dataset):
             image = image.contiguous(memory_format=torch.channels_last_3d)
         rest = {key: value for key, value in batch.items() if key not in numbers}
         return {**rest, "image": image, "label": label}
+
+
+def _offsets(anchor: Tensor, shape: Tensor, crop: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return, for each voxel of crops (rows, depth, height, width), its place in its volume and whether that is in it;
+    places outside are 0."""
+    offset = torch.zeros((), dtype=torch.int64, device=anchor.device)
+    is_inside = torch.ones((), dtype=torch.bool, device=anchor.device)
+    for axis, length in enumerate(crop):
+        place = anchor[:, axis, None] + torch.arange(length, device=anchor.device)
+        side = shape[:, axis, None]
+        as_axis = (len(place), *(length if other == axis else 1 for other in range(3)))
+        is_inside = is_inside & ((place >= 0) & (place < side)).view(as_axis)
+        offset = offset * side[:, :, None, None] + place.view(as_axis)
+    return offset.where(is_inside, 0), is_inside

@@ -107,8 +107,8 @@ def test_the_fast_parser_reads_what_the_careful_one_reads_and_complains_as_it_do
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 30_000, "- " * 30_000, "{a: " * 10_000, "".join(" " * n + "a:\n" for n in range(300))],
-    ids=["lists", "items", "mappings", "indented"],
+    ["[" * 30_000, "- " * 30_000, "{a: " * 10_000],
+    ids=["lists", "items", "mappings"],
 )
 def test_deep_nesting_is_left_to_the_careful_parser(text: str, tmp_path: Path):
     (tmp_path / "deep.yaml").write_text(text)
