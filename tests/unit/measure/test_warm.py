@@ -1,0 +1,70 @@
+"""`sightline warm` on a CPU that compiles by itself, with a backend that only traces."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from sightline import config
+from sightline.engine import compile_cache
+from sightline.engine.compile_cache import INDUCTOR_CACHE, TRITON_CACHE
+from sightline.errors import UsageError
+from sightline.hardware import devices
+from sightline.measure.warm import warm
+from sightline.parts import Batch
+
+TINY = """--data.classes=10 --data.size=32 --data.eval-size=32 --data.eval-resize=32 --train.global-batch=8
+--model.width=8 --train.precision=fp32 --run.device=cpu --run.workers=0""".split()
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    for name in (INDUCTOR_CACHE, TRITON_CACHE):
+        monkeypatch.setenv(name, "")  # restored after the test, whoever sets it meanwhile
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "sightline"
+
+
+def warmed(*flags: str) -> list[str]:
+    said: list[str] = []
+    torch.compiler.reset()
+    warm(*config.load("demo_classification", [*TINY, *flags]), said.append)
+    return said
+
+
+def test_a_run_later_finds_that_its_step_is_compiled(folder, monkeypatch):
+    cpu = dataclasses.replace(devices.KINDS["cpu"], compile_auto=True, compile_backend="eager")
+    monkeypatch.setitem(devices.KINDS, "cpu", cpu)
+    noted: list[tuple[str, Batch]] = []
+    note = compile_cache.key_of
+
+    def key_of(recipe, device, ranks, batch):
+        noted.append((note(recipe, device, ranks, batch), batch))
+        return noted[-1][0]
+
+    monkeypatch.setattr("sightline.measure.warm.key_of", key_of)
+    said = warmed()
+    assert [line.partition(":")[0] for line in said if line.startswith("first step")] == [
+        "first step, compiled",
+        "first step, not compiled",
+    ]
+    assert said[-1].startswith(f"{folder}: ") and said[-1].endswith(" MB")
+    [(key, batch)] = noted
+    assert compile_cache.is_known(key) and len(batch["index"]) == 8
+    assert not compile_cache.is_known(key.replace("fp32", "bf16"))
+
+
+def test_a_device_on_which_nothing_is_compiled_is_refused(folder):
+    with pytest.raises(UsageError, match="nothing is compiled on cpu unless --run.compile on"):
+        warmed()
+
+
+def test_other_folders_of_torch_are_named(folder, monkeypatch, tmp_path):
+    cpu = dataclasses.replace(devices.KINDS["cpu"], compile_backend="eager")
+    monkeypatch.setitem(devices.KINDS, "cpu", cpu)
+    (tmp_path / "chosen").mkdir()
+    (tmp_path / "chosen" / "code.py").write_text("x" * 2_000_000)
+    monkeypatch.setenv(INDUCTOR_CACHE, str(tmp_path / "chosen"))
+    said = warmed("--run.compile=on")
+    assert said[-1] == f"{tmp_path / 'chosen'}: 1 files, 2 MB"
