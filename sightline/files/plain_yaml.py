@@ -74,7 +74,7 @@ def _parsed(text: str) -> Any:
     """Parse what `dump` writes in C, in a seventh of the time; C overflows its stack where nesting is deep."""
     if _PLAIN.fullmatch(text) and text.count("[") + text.count("{") <= _FEW and hasattr(yaml, "CSafeLoader"):
         try:
-            return yaml.load(text, Loader=yaml.CSafeLoader)
+            return yaml.CSafeLoader(text).get_single_data()
         except (yaml.YAMLError, ValueError, RecursionError):
             pass  # Python's parser says what is wrong
     return _PlainLoader(text).get_single_data()

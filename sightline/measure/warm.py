@@ -15,7 +15,7 @@ from typing import Literal
 from sightline.engine.compile_cache import INDUCTOR_CACHE, TRITON_CACHE, keep_compiled_code, key_of, note_known
 from sightline.engine.setup import set_up
 from sightline.errors import UsageError
-from sightline.files.whole import user_cache
+from sightline.files.whole import cache_folder, user_cache
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World, joined
 from sightline.measure.benchmark import bound_of, synthetic_data
@@ -27,6 +27,8 @@ from sightline.recipe.recipe import Recipe, Run
 
 def warm(recipe: Recipe, run: Run, say: Say) -> None:
     """Make first steps on the recipe's data, or on synthetic ones of their size where no path is given."""
+    if cache_folder("compiled") is None:
+        raise UsageError(f"{user_cache() or '~/.cache'} cannot be written; set XDG_CACHE_HOME to a folder that can")
     here, device, recipe = set_up(recipe, run)
     keep_compiled_code()
     ways = _ways(run, device)

@@ -68,3 +68,10 @@ def test_other_folders_of_torch_are_named(folder, monkeypatch, tmp_path):
     monkeypatch.setenv(INDUCTOR_CACHE, str(tmp_path / "chosen"))
     said = warmed("--run.compile=on")
     assert said[-1] == f"{tmp_path / 'chosen'}: 1 files, 2 MB"
+
+
+def test_a_cache_that_cannot_be_written_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="/file/sightline cannot be written; set XDG_CACHE_HOME"):
+        warmed()
