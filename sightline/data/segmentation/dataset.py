@@ -34,7 +34,6 @@ from sightline.parts import (
     SplitFacts,
 )
 
-_SMALL = 0.02  # share of the device's free memory that `auto` takes for volumes
 _LARGEST_CACHED = 2**32 - 1  # bytes of one volume
 _MOST_COUNTED, _MOST_VOXELS = 20, 2**25  # volumes, and their voxels, that the report of a run counts
 
@@ -101,21 +100,12 @@ class SegmentationDataset(Dataset):
         return global_batch // self.config.volumes_of(global_batch, int(self.shapes[:, 0].min()))
 
     def bind(self, device: Device, global_batch: int) -> Bound:
-        """Decide how deep crops are, where they are augmented, and whether volumes are kept in memory, and in which."""
-        if self.config.cache != "gpu" and not self._is_small_for(device):
+        """Decide how deep crops are, where they are augmented, and whether volumes are kept in memory."""
+        if self.config.cache != "gpu":
             return self._bind(device, global_batch, *self._open_cache())
         if device.kind == "cpu":
             raise UsageError("--data.cache gpu: this run trains on the CPU; use --data.cache ram")
         return self.bind_to_memory(device, global_batch)
-
-    def _is_small_for(self, device: Device) -> bool:
-        """Return whether `auto` keeps the volumes in the memory of the device: steps of small volumes take a few
-        milliseconds, in which loader processes cannot cut crops and hand them over."""
-        config = self.config
-        if config.cache != "auto" or device.kind == "cpu" or config.augment_on == "host":
-            return False
-        needed = sum(sum(self._bytes_of(volume)) for volume in range(len(self.shapes)))
-        return not config.path.startswith("synthetic:") and needed <= _SMALL * device.memory_bytes()[1]
 
     def bind_to_memory(self, device: Device, global_batch: int) -> Bound:
         """Keep all volumes in the memory of the device; load the numbers of crops alone, `decode` cuts them out."""

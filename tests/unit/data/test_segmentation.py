@@ -499,24 +499,6 @@ def test_volumes_of_a_devices_memory_make_the_same_batches(dim, augment, data, d
                 assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize(
-    ("fields", "free", "is_kept"),
-    [
-        ({}, 2**30, True),
-        ({}, 2**20, False),  # more than a fiftieth
-        ({"augment_on": "host"}, 2**30, False),
-        ({"cache": "ram"}, 2**30, False),
-        ({"cache": "off"}, 2**30, False),
-    ],
-)
-def test_auto_keeps_small_volumes_where_they_are_trained_on(data: SegmentationData, monkeypatch, fields, free, is_kept):
-    monkeypatch.setattr(type(CPU), "memory_bytes", lambda device: (0, free))
-    monkeypatch.setattr(type(CPU), "name", lambda device: "a GPU")
-    bound = replace(data, **{"cache": "auto", **fields}).open("train", 0).bind(replace(CPU, kind="cuda"), 8)
-    assert (bound.decode is not None) == is_kept == any("on a GPU" in note and "need" in note for note in bound.notes)
-    assert replace(data, cache="auto").open("train", 0).bind(CPU, 8).decode is None
-
-
 def test_a_devices_memory_that_is_too_small_is_named_before_it_is_filled(data: SegmentationData, monkeypatch):
     monkeypatch.setattr(type(CPU), "memory_bytes", lambda device: (0, 2**16))
     with pytest.raises(UsageError, match=r"8 volumes of train need .*0.1 MiB are free, of which the cache takes 70%"):
