@@ -8,7 +8,6 @@
 DynUNet and sliding window inferer, `boxes` the twelve scores of COCO for the network of a run of ours. They were made
 fast before anything was compared with them: loader processes that decode into uint8, pinned memory, channels_last,
 autocast, normalisation on the device, large batches, results written while the next batch is computed.
-benchmarks/predict.py runs them beside `sightline predict` and `sightline evaluate`.
 """
 
 from __future__ import annotations

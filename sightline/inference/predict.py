@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sightline import kernels
 from sightline.data.inputs import Files, list_files
-from sightline.data.loading.loader import BadSamples, Loader, worker_count
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.engine import checkpoint
 from sightline.engine.signals import StopSignals
@@ -48,9 +48,6 @@ from sightline.runs.screen import Screen
 # Folders stand for the files in them; docs/start/python.md describes arrays.
 Input = str | Path | np.ndarray | Image.Image
 SHOWN = 10  # names in a message
-# Of so many images per loader process the host decodes all: the device's decoder would have to start, and its kernels
-# to be compiled, which takes seconds.
-HOST_IMAGES = 1000
 LOADING_THREADS = 8
 CHOICE = "or add --data.on-bad-sample skip"
 
@@ -223,11 +220,7 @@ class _Objects:
 
 
 def _open(engine: Engine, files: Files) -> Dataset:
-    data = engine.recipe.data
-    workers = max(1, worker_count(engine.run.workers, engine.device, engine.world))
-    if getattr(data, "decoder", "") == "auto" and len(files) <= HOST_IMAGES * workers:
-        data = dataclasses.replace(data, decoder="cpu")  # type: ignore[type-var]  # all are dataclasses
-    dataset = data.open_files(files, engine.spec)
+    dataset = engine.recipe.data.open_files(files, engine.spec)
     if dataset.spec != engine.spec:
         raise UsageError(
             f"flags must not change what the network is fed: it knows {engine.spec}, they ask for {dataset.spec}"

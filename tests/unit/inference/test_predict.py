@@ -68,19 +68,6 @@ def test_few_files_need_no_processes(run: Path, tmp_path: Path, monkeypatch: pyt
         assert alone.probabilities == pytest.approx({each["class"]: each["score"] for each in row["found"]}, abs=1e-6)
 
 
-def test_the_host_decodes_unless_there_are_many(run: Path, monkeypatch: pytest.MonkeyPatch):
-    """Starting the device's decoder takes seconds."""
-    trained = predict.open_trained(run, "best", "", "predict", HERE)
-    assert trained.recipe.data.decoder == "auto"
-    files = {path.name: path for path in sorted((run.parent / "images").iterdir())}
-    assert predict._open(trained, files).config.decoder == "cpu"
-    monkeypatch.setattr(predict, "HOST_IMAGES", 19)
-    assert predict._open(trained, files).config.decoder == "auto"
-    monkeypatch.undo()
-    typed = predict.open_trained(run, "best", "", "predict", [*HERE, "--data.decoder=gpu"])
-    assert predict._open(typed, files).config.decoder != "cpu"
-
-
 def test_an_error_while_writing_ends_the_prediction(run: Path, monkeypatch: pytest.MonkeyPatch):
     trained = predict.open_trained(run, "best", "", "predict", HERE)
     files = {path.name: path for path in sorted((run.parent / "images").iterdir()) if path.name != "07.jpg"}
