@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import functools
 import io
-import re
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +25,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
+from sightline.data.formats import deep_png
 from sightline.data.formats.image_headers import (
     JPEG_SCAN,
     MAX_BYTES,
@@ -69,7 +68,6 @@ _UNWRITTEN = (3, 250, 7)  # a colour that few photos have; one that has it is de
 _DCT_SIDE = 8  # of a JPEG's block, in pixels
 _ONE_SAMPLE = ("1", "L", "P")  # modes of Pillow; grey has more
 _BAND_PIXELS = 2**22  # converted at once
-_SOURCE_LINE = re.compile(r"^\S+, \S+\.cpp:\d+, ")  # torch operators put their source line before the reason
 JpegDecoder = Callable[..., np.ndarray]
 
 
@@ -89,13 +87,10 @@ def decode_rgb(
     header = header or read_header(data, name)
     height = header.height
     with _as_bad_sample(name, header):
-        decode_fast = _fast_jpeg_decoder() if header.is_plain_jpeg else None
-        if decode_fast and decode_fast is _simplejpeg():
-            stored, height = _decode_with_simplejpeg(decode_fast, data, header, rows, downscale)
-        elif downscale > 1:
-            stored = _decode_smaller(data, header, downscale)
+        if header.is_plain_jpeg and (decode := _simplejpeg()):
+            stored, height = _decode_with_simplejpeg(decode, data, header, rows, downscale)
         else:
-            stored = decode_fast(data) if decode_fast else _decode_with_pillow(data, header)
+            stored = _decode_with_pillow(data, header, downscale)
     expected = (-(-height // downscale), -(-header.width // downscale), 3)
     if stored.shape != expected:
         raise BadSample(name, f"decoded to shape {stored.shape}, its header says {expected}; remove the file")
@@ -161,11 +156,7 @@ def _decode_deep(data: bytes, header: Header) -> np.ndarray:
     """Decode colours of 16 bits, of which Pillow reads the high byte only."""
     if header.format != "PNG":
         raise Damaged("colours of 16 bits, which are read from PNG only", "save it as PNG")
-    import torch
-    import torchvision.io  # noqa: F401  (registers the operator)
-
-    encoded = torch.frombuffer(bytearray(_strip_png(data)), dtype=torch.uint8)
-    return torch.ops.image.decode_png(encoded, 0, False).permute(1, 2, 0).contiguous().numpy()
+    return deep_png.read(_strip_png(data), header.width, header.height, header.channels)
 
 
 def pixels_of(image: Image.Image, name: str, grey: bool = False) -> np.ndarray:
@@ -205,7 +196,7 @@ def _as_bad_sample(name: str, header: Header) -> Iterator[None]:
         needed = f"no memory for the {header.decoding_bytes} bytes that decoding takes"
         raise BadSample(name, f"{needed}; use fewer --run.workers, or shrink the image") from error
     except Exception as error:  # damaged bytes make decoders raise a dozen types
-        reason = _SOURCE_LINE.sub("", str(error).partition("\n")[0]) or type(error).__name__
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise BadSample(name, f"broken {header.format}: {reason}; fetch the file again or remove it") from error
 
 
@@ -220,13 +211,6 @@ def _without_rows_below(data: bytes, header: Header, rows: int, downscale: int) 
     cut = bytearray(data)
     cut[header.height_at : header.height_at + 2] = height.to_bytes(2, "big")
     return cut, height
-
-
-def _decode_smaller(data: bytes, header: Header, downscale: int) -> np.ndarray:
-    """Decode a JPEG to its smaller size with Pillow, to the same bits."""
-    image = JpegImagePlugin.JpegImageFile(io.BytesIO(_strip_jpeg(data)))
-    image.draft("RGB", (header.width // downscale, header.height // downscale))
-    return _to_rgb(image)
 
 
 def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -244,43 +228,26 @@ def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(turned)
 
 
-def _fast_jpeg_decoder() -> JpegDecoder | None:
-    """Return the fastest JPEG decoder that is installed and works; found at the first JPEG.
-
-    All are libjpeg-turbo with equal pixels (tests compare them), without Pillow's copies into and out of an image.
-    """
-    return _first_that_works(_simplejpeg, _torchvision_decoder)
-
-
-@functools.cache
-def _first_that_works(*finders: Callable[[], JpegDecoder | None]) -> JpegDecoder | None:
-    sample = io.BytesIO()
-    Image.new("RGB", (16, 16), (200, 100, 50)).save(sample, "JPEG")
-    for find in finders:
-        try:
-            decode = find()
-            if decode and decode(sample.getvalue()).shape == (16, 16, 3):
-                return decode
-        except (ImportError, OSError, AttributeError, RuntimeError, ValueError):
-            continue
-    return None
-
-
 @functools.cache
 def _simplejpeg() -> JpegDecoder | None:
-    """Return simplejpeg: a sixteenth faster than torchvision's, and able to stop early. Some systems have no wheel."""
+    """Return simplejpeg's decoder if it is installed and works: libjpeg-turbo, with Pillow's pixels (tests compare
+    them), without Pillow's copies into and out of an image, and able to stop early."""
+    sample = io.BytesIO()
+    Image.new("RGB", (16, 16), (200, 100, 50)).save(sample, "JPEG")
     try:
         import simplejpeg
-    except ImportError:
+
+        decode = functools.partial(simplejpeg.decode_jpeg, colorspace="RGB")
+        return decode if decode(sample.getvalue()).shape == (16, 16, 3) else None
+    except (ImportError, OSError, AttributeError, RuntimeError, ValueError):  # Pillow then decodes
         return None
-    return functools.partial(simplejpeg.decode_jpeg, colorspace="RGB")
 
 
 def _decode_with_simplejpeg(
     decode: JpegDecoder, data: bytes, header: Header, rows: int | None, downscale: int
 ) -> tuple[np.ndarray, int]:
-    """Decode strictly; pass what it refuses to the next decoder, which decides whether it is an image. Return also the
-    height that was decoded, before it was downscaled.
+    """Decode strictly; pass what it refuses to Pillow, which decides whether it is an image. Return also the height
+    that was decoded, before it was downscaled.
 
     TurboJPEG does not know odd sampling, treats a warning in a header as an error, and an error after a warning as a
     warning: without `strict` such an image would come back as uninitialised memory.
@@ -301,27 +268,7 @@ def _decode_with_simplejpeg(
             return stored, height
         return _decode_with_simplejpeg(decode, data, header, None, downscale)
     except ValueError:
-        if downscale > 1:
-            return _decode_smaller(data, header, downscale), header.height
-        second = _first_that_works(_torchvision_decoder)
-        return second(data) if second else _decode_with_pillow(data, header), header.height
-
-
-@functools.cache
-def _torchvision_decoder() -> JpegDecoder:
-    """Return torchvision's operator itself: since 0.29 its Python wrapper warns of deprecation on every call."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a build without libjpeg says so on import; Pillow then takes over
-        import torch
-        import torchvision.io  # noqa: F401  (registers the operator)
-    operator = torch.ops.image.decode_jpeg
-
-    def decode(data: bytes) -> np.ndarray:
-        # bytearray, because torch warns about read-only buffers. 3 is ImageReadMode.RGB.
-        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return operator(encoded, 3, False).permute(1, 2, 0).contiguous().numpy()  # (height, width, 3)
-
-    return decode
+        return _decode_with_pillow(data, header, downscale), header.height
 
 
 def decode_on_device(encoded: Sequence[Tensor], device: torch.device) -> list[Tensor]:
@@ -331,12 +278,20 @@ def decode_on_device(encoded: Sequence[Tensor], device: torch.device) -> list[Te
     photos, after crop and resize, by less than 3 levels on average and 16 in 99 of 100 values (tests/device). The CPU
     decodes one after the other, as `decode_rgb` does.
     """
-    import torch
-    import torchvision.io  # noqa: F401  (registers the operators)
-
     if device.type == "cpu":
-        return [torch.ops.image.decode_jpeg(data, 3, False) for data in encoded]
-    return torch.ops.image.decode_jpegs_cuda(list(encoded), 3, device)
+        return [_decode_on_host(data) for data in encoded]
+    from sightline.data.gpu import nvjpeg
+
+    return nvjpeg.decode(encoded, device)
+
+
+def _decode_on_host(encoded: Tensor) -> Tensor:
+    import torch
+
+    try:
+        return torch.from_numpy(decode_rgb(encoded.numpy().tobytes(), "image")).permute(2, 0, 1)
+    except BadSample as error:
+        raise RuntimeError(error) from error
 
 
 def why_not_on_device(device: torch.device) -> str:
@@ -350,13 +305,15 @@ def why_not_on_device(device: torch.device) -> str:
     try:
         (planes,) = decode_on_device([torch.frombuffer(bytearray(sample.getvalue()), dtype=torch.uint8)], device)
     except (RuntimeError, AttributeError, ImportError, OSError) as error:
-        return f"torchvision's decoder for CUDA does not work here ({str(error).partition(chr(10))[0][:120]})"
-    return "" if planes.shape == (3, 32, 32) else f"torchvision's decoder for CUDA gave {tuple(planes.shape)}"
+        return f"nvJPEG does not work here ({str(error).partition(chr(10))[0][:120]})"
+    return "" if planes.shape == (3, 32, 32) else f"nvJPEG gave {tuple(planes.shape)}"
 
 
-def _decode_with_pillow(data: bytes, header: Header) -> np.ndarray:
-    """Decode any allowed image, as stored."""
-    with _opened_with_pillow(data, header) as image:
+def _decode_with_pillow(data: bytes, header: Header, downscale: int = 1) -> np.ndarray:
+    """Decode any allowed image, as stored; with `downscale`, a JPEG that many times smaller."""
+    with _opened_with_pillow(data, header, loads=downscale == 1) as image:
+        if downscale > 1:
+            image.draft("RGB", (header.width // downscale, header.height // downscale))
         return _to_rgb(image)
 
 

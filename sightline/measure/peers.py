@@ -19,7 +19,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import simplejpeg
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.flop_counter import FlopCounterMode
@@ -177,9 +180,13 @@ def forward_flop(model: nn.Module, image: Tensor) -> int:
 
 
 def _read_uint8(path: str) -> Tensor:
-    from torchvision.io import ImageReadMode, decode_image  # here: deprecated since 0.29, and nothing else needs it
-
-    return decode_image(path, mode=ImageReadMode.RGB)  # (3, height, width)
+    """Decode as `decode_image` did, which torchvision is going to drop: to the same pixels, a little faster."""
+    data = Path(path).read_bytes()
+    try:
+        pixels = simplejpeg.decode_jpeg(data, colorspace="RGB")
+    except ValueError:  # no JPEG, or a rare one
+        pixels = np.array(Image.open(path).convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)  # (3, height, width)
 
 
 class PeerLoader(Contender):

@@ -11,7 +11,6 @@ from unittest.mock import ANY
 import numpy as np
 import pytest
 import torch
-import torchvision
 from PIL import Image
 from safetensors.torch import load_file
 from tiny import HERE, SMALL
@@ -70,7 +69,7 @@ def expected_probabilities(run: Path, which: str, file: Path) -> torch.Tensor:
     model = recipe.model.build(DataSpec.from_json(state["spec"]))
     model.load_state_dict(load_file(run / "checkpoints" / which / "model.safetensors"))
     steps = [v2.Resize(24, antialias=True), v2.CenterCrop(24), v2.ToDtype(torch.float32, scale=True)]
-    pixels = torchvision.io.decode_image(str(file), torchvision.io.ImageReadMode.RGB)
+    pixels = v2.functional.pil_to_tensor(Image.open(file).convert("RGB"))
     image = v2.Compose([*steps, v2.Normalize(recipe.data.mean, recipe.data.std)])(pixels)
     with torch.inference_mode():
         return model.eval()(image[None])[0].softmax(0)

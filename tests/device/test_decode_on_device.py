@@ -17,8 +17,8 @@ from sightline.data.augment.classification import Augmentation
 from sightline.data.classification import ClassificationData
 from sightline.data.decode import decode_on_device, read_header
 from sightline.data.detection import DetectionData
-from sightline.data.gpu import squares
-from sightline.data.gpu.nvjpeg import HardwareDecoder
+from sightline.data.gpu import nvjpeg, squares
+from sightline.data.gpu.nvjpeg import Decoder
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import BadSample
@@ -125,7 +125,8 @@ def test_the_gpu_reads_the_size_that_the_guard_reads():
         assert planes.shape == (3, 48, 64)
         held = as_tensor(data)
         where = np.asarray([held.data_ptr()]), np.asarray([len(held)])
-        assert HardwareDecoder(devices.select().torch_device).sizes(*where).tolist() == [[48, 64]]
+        sizes, taken = Decoder(devices.select().torch_device).sizes(*where)
+        assert sizes.tolist() == [[48, 64]] and len(taken) == 1
     second = jpeg[:at] + other[other_at : other_at + 19] + jpeg[at:]
     restart = jpeg[:2] + b"\xff\xd0\x00\x06\xff\xef" + len(other).to_bytes(2, "big") + other[2:] + jpeg[2:]
     for data in (second, restart):
@@ -164,10 +165,48 @@ def test_a_detector_gets_the_same_boxes_and_nearly_the_same_pixels(tmp_path, spl
     assert sum(means) / len(means) < 3
 
 
-def test_the_engines_give_the_pixels_of_torchvisions_decoder():
-    """Photos, and what only software decodes: a progressive one and one of odd sampling. Two runs give equal bits."""
+def all_kinds() -> list[bytes]:
+    """Photos, and what only software decodes: progressive ones and one of odd sampling."""
+    noise = np.random.default_rng(1).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+    soft = Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2))
+    kinds = [{"subsampling": kind} for kind in ("4:4:4", "4:2:2", "4:2:0", "4:1:1")]
+    kinds += [{"progressive": True}, {"progressive": True, "subsampling": "4:4:4"}, {"restart_marker_blocks": 2}]
+    made = [as_jpeg(image, quality=90, **kind) for image in (soft, soft.convert("L")) for kind in kinds]
+    return [*jpegs(20), *made, made_jpeg(1, 1), made_jpeg(90, 60, progressive=True)]
+
+
+def test_pixels_are_those_of_torchvisions_decoder():
+    """It sets nvJPEG up in the same way; newer ones may come without it."""
+    pytest.importorskip("torchvision")
+    if not hasattr(torch.ops.image, "decode_jpegs_cuda"):
+        pytest.skip("this torchvision has no decoder for CUDA")
+    device, encoded = devices.select().torch_device, [as_tensor(data) for data in all_kinds()]
+    theirs = torch.ops.image.decode_jpegs_cuda(encoded, 3, device)
+    for _ in range(2):
+        for number, (planes, expected) in enumerate(zip(decode_on_device(encoded, device), theirs, strict=True)):
+            assert torch.equal(planes, expected), number
+    for number, data in enumerate(encoded):  # alone too
+        assert torch.equal(decode_on_device([data], device)[0], theirs[number]), number
+
+
+def test_software_decodes_where_the_gpu_has_no_engines(monkeypatch):
+    """Made by a handle that asks for none: software for all."""
+    monkeypatch.setattr(nvjpeg, "HARDWARE", nvjpeg.DEFAULT)
     device = devices.select().torch_device
-    photos = [*jpegs(20), made_jpeg(90, 60, progressive=True), made_jpeg(90, 60, subsampling="4:1:1"), grey_jpeg()]
+    decoder = Decoder(device)
+    decoder.has_engines = False
+    monkeypatch.setattr(nvjpeg, "_shared", lambda device: decoder)
+    for data in all_kinds():
+        (planes,) = decode_on_device([as_tensor(data)], device)
+        expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+        difference = abs(planes.permute(1, 2, 0).cpu().numpy() - expected)
+        assert difference.mean() < 3
+
+
+def test_the_engines_and_the_kernel_give_the_squares_of_plain_torch():
+    """Two runs give equal bits."""
+    device = devices.select().torch_device
+    photos = all_kinds()
     encoded = [as_tensor(data) for data in photos]
     augment = Augmentation(size=96)
     shapes = [read_header(data, "photo").shape for data in photos]
@@ -238,12 +277,10 @@ def as_tensor(data: bytes) -> torch.Tensor:
 
 
 def made_jpeg(width: int, height: int, **options) -> bytes:
-    stream = io.BytesIO()
-    Image.new("RGB", (width, height), (9, 99, 200)).save(stream, "JPEG", **options)
-    return stream.getvalue()
+    return as_jpeg(Image.new("RGB", (width, height), (9, 99, 200)), **options)
 
 
-def grey_jpeg() -> bytes:
+def as_jpeg(image: Image.Image, **options) -> bytes:
     stream = io.BytesIO()
-    Image.new("L", (80, 70), 99).save(stream, "JPEG")
+    image.save(stream, "JPEG", **options)
     return stream.getvalue()

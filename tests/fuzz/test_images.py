@@ -60,14 +60,13 @@ def assert_clean(outcome, mutations):
     assert mutations < 1000 or min(outcome.accepted, outcome.refused) > 10, outcome
 
 
-@pytest.fixture(params=["simplejpeg", "torchvision", "pillow"])
+@pytest.fixture(params=["simplejpeg", "pillow"])
 def decoder(request, monkeypatch):
     if request.param == "simplejpeg":
         pytest.importorskip("simplejpeg")
-        decode._first_that_works(decode._torchvision_decoder)  # loaded once, not in every child
+        assert decode._simplejpeg()
     else:
-        chosen = None if request.param == "pillow" else decode._torchvision_decoder()
-        monkeypatch.setattr(decode, "_fast_jpeg_decoder", lambda: chosen)
+        monkeypatch.setattr(decode, "_simplejpeg", lambda: None)
 
 
 @COUNTS

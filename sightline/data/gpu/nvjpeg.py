@@ -1,30 +1,41 @@
-"""nvJPEG's hardware decoder, called in the library that torchvision has loaded.
+"""nvJPEG by its C interface: a GPU's JPEG engines, and its decoder in software for what they do not take.
 
-torchvision sets the decoder up again for every batch and allocates every image. Here a state stays, and images go where
-the caller says: 11,900 instead of 8,300 img/s beside a training step, in an experiment (docs/why/input.md).
+Its state stays from batch to batch, and images go where the caller says: 11,900 instead of 8,300 img/s beside a
+training step, in an experiment with torchvision's decoder, which does neither (docs/why/input.md).
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-HARDWARE = 3  # nvjpegBackend_t
+DEFAULT, HARDWARE = 0, 3  # nvjpegBackend_t
 RGB_INTERLEAVED = 5  # nvjpegOutputFormat_t
+UNKNOWN_SAMPLING = -1  # nvjpegChromaSubsampling_t
+ARCH_MISMATCH = 7  # nvjpegStatus_t: this GPU has no JPEG engines
 # nvJPEG's NVJPEG_FLAGS_HW_DECODE_NO_PIPELINE: one stream for each JPEG engine instead of two. With more streams than
 # CUDA_DEVICE_MAX_CONNECTIONS some would wait for the step's kernels.
 NO_PIPELINE = 1
-MAPS = Path("/proc/self/maps")
+PLANES = 4  # of an nvjpegImage_t: addresses, then pitches
+Pointer = ctypes.c_void_p
+_one_at_a_time = threading.Lock()
 
 
 class NvjpegError(RuntimeError):
-    """nvJPEG refuses: no JPEG engines, or bytes that they do not take."""
+    """nvJPEG is missing, or refuses: bytes that it does not take."""
 
 
-class HardwareDecoder:
+class Decoder:
     """One decoder of one device; for one thread at a time. It lives as long as the process: nvJPEG may be unloaded
     before Python is done, so nothing is destroyed."""
 
@@ -32,46 +43,113 @@ class HardwareDecoder:
         # The second is called with Python's lock held. To give it back for a few microseconds costs more: another
         # thread takes it, and this one queues.
         self._library, self._short = _libraries()
-        self._handle, self._state, self._stream = (ctypes.c_void_p() for _ in range(3))
-        self._batch = 0
+        self._device = device
+        self._handle, self._batch = Pointer(), 0
         with torch.cuda.device(device):
-            self._call("nvjpegCreateEx", HARDWARE, None, None, ctypes.c_uint(NO_PIPELINE), ctypes.byref(self._handle))
-            self._call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
-            self._call("nvjpegJpegStreamCreate", self._handle, ctypes.byref(self._stream))
+            status = self._create(HARDWARE)
+            self.has_engines = status != ARCH_MISMATCH
+            if status := status if self.has_engines else self._create(DEFAULT):
+                raise NvjpegError(f"nvjpegCreateEx gave status {status}")
+            self._state = self._made("nvjpegJpegStateCreate")
+            self._header = self._made("nvjpegJpegStreamCreate")
 
-    def sizes(self, addresses: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return (images, 2) int64, height and width, of JPEGs in host memory; zeros for one that the engines do not
-        take (progressive, odd sampling). A batch with one that nvJPEG cannot read raises NvjpegError."""
-        found = np.zeros((len(addresses), 2), np.int64)
-        height, width, is_refused = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_int()
+    def sizes(self, addresses: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (images, 2) int64, height and width, of JPEGs in host memory, and (images) bool, which of them the
+        engines take: none that is progressive or of odd sampling. One that nvJPEG cannot read raises NvjpegError."""
+        found, taken = np.zeros((len(addresses), 2), np.int64), np.zeros(len(addresses), bool)
+        height, width, is_refused = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_int(1)
         sides, refused, short = (ctypes.byref(width), ctypes.byref(height)), ctypes.byref(is_refused), self._short
         for row, (address, length) in enumerate(zip(addresses.tolist(), lengths.tolist(), strict=True)):
-            data = ctypes.c_void_p(address), ctypes.c_size_t(length)
-            status = short.nvjpegJpegStreamParseHeader(self._handle, *data, self._stream)
-            status = status or short.nvjpegDecodeBatchedSupported(self._handle, self._stream, refused)
-            if not status and not is_refused.value:
-                status = short.nvjpegJpegStreamGetFrameDimensions(self._stream, *sides)
-                found[row] = height.value, width.value
+            data = Pointer(address), ctypes.c_size_t(length)
+            status = short.nvjpegJpegStreamParseHeader(self._handle, *data, self._header)
+            if self.has_engines:
+                status = status or short.nvjpegDecodeBatchedSupported(self._handle, self._header, refused)
+            if not status and is_refused.value:
+                self._check_sampling(*data)
+            status = status or short.nvjpegJpegStreamGetFrameDimensions(self._header, *sides)
             if status:
                 raise NvjpegError(f"nvJPEG gave status {status} for the header of an image")
-        return found
+            found[row], taken[row] = (height.value, width.value), not is_refused.value
+        return found, taken
 
     def decode(
-        self, addresses: np.ndarray, lengths: np.ndarray, targets: np.ndarray, pitches: np.ndarray, stream: int
+        self,
+        addresses: np.ndarray,
+        lengths: np.ndarray,
+        taken: np.ndarray,
+        targets: np.ndarray,
+        pitches: np.ndarray,
+        stream: torch.cuda.Stream,
     ) -> None:
-        """Queue the decoding of JPEGs to device memory at `targets`, as RGB pixels in lines of `pitches` bytes.
+        """Queue the decoding of JPEGs to device memory at `targets`, as RGB pixels in lines of `pitches` bytes. The
+        engines decode those that are `taken`; software the others, for which this waits.
 
-        `stream` waits for it. It does not wait for `stream`: the memory must be free.
+        `stream` waits for the engines. They do not wait for `stream`: the memory must be free.
         """
+        given, sizes = addresses.astype(np.uint64), lengths.astype(np.uint64)
+        images = np.zeros((len(addresses), 2 * PLANES), np.uint64)  # nvjpegImage_t
+        images[:, 0], images[:, PLANES] = targets, pitches
+        if not taken.all():
+            self._decode_in_software(given[~taken], sizes[~taken], images[~taken], stream)
+        if taken.any():
+            self._decode_by_engines(given[taken], sizes[taken], images[taken], stream)
+
+    def _decode_by_engines(
+        self, addresses: np.ndarray, lengths: np.ndarray, images: np.ndarray, stream: torch.cuda.Stream
+    ) -> None:
         if len(addresses) != self._batch:
             size = (len(addresses), 1, RGB_INTERLEAVED)  # one thread of the CPU
             self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, *size)
             self._batch = len(addresses)
-        given = [np.ascontiguousarray(each, np.uint64) for each in (addresses, lengths)]
-        images = np.zeros((len(addresses), 8), np.uint64)  # nvjpegImage_t: four channels, then their pitches
-        images[:, 0], images[:, 4] = targets, pitches
-        arrays = (ctypes.c_void_p(array.ctypes.data) for array in (*given, images))
-        self._call("nvjpegDecodeBatched", self._handle, self._state, *arrays, ctypes.c_void_p(stream))
+        arrays = (Pointer(array.ctypes.data) for array in (addresses, lengths, images))
+        self._call("nvjpegDecodeBatched", self._handle, self._state, *arrays, _stream(stream))
+
+    def _decode_in_software(
+        self, addresses: np.ndarray, lengths: np.ndarray, images: np.ndarray, stream: torch.cuda.Stream
+    ) -> None:
+        """Decode one after the other: the CPU reads the codes of an image while the GPU transforms the one before."""
+        decoder, state, params, headers, pinned = self._software
+        for number, (address, length) in enumerate(zip(addresses.tolist(), lengths.tolist(), strict=True)):
+            header = headers[number % 2]
+            data = Pointer(address), ctypes.c_size_t(length)
+            self._call("nvjpegJpegStreamParse", self._handle, *data, 0, 0, header)  # keep neither metadata nor bytes
+            self._call("nvjpegStateAttachPinnedBuffer", state, pinned[number % 2])
+            self._call("nvjpegDecodeJpegHost", self._handle, decoder, state, params, header)
+            stream.synchronize()  # the image before has left the buffer on the device
+            image = Pointer(images[number].ctypes.data)
+            self._call("nvjpegDecodeJpegTransferToDevice", self._handle, decoder, state, header, _stream(stream))
+            self._call("nvjpegDecodeJpegDevice", self._handle, decoder, state, image, _stream(stream))
+        stream.synchronize()  # the next batch writes to the pinned memory
+
+    @functools.cached_property
+    def _software(self) -> tuple[Pointer, Pointer, Pointer, list[Pointer], list[Pointer]]:
+        """Decoder, state, parameters, and two headers and buffers; made for the first image that engines refuse."""
+        with torch.cuda.device(self._device):
+            decoder = self._made("nvjpegDecoderCreate", ctypes.c_int(DEFAULT))
+            state = self._made("nvjpegDecoderStateCreate", decoder)
+            params = self._made("nvjpegDecodeParamsCreate")
+            self._call("nvjpegDecodeParamsSetOutputFormat", params, RGB_INTERLEAVED)
+            headers = [self._made("nvjpegJpegStreamCreate") for _ in range(2)]
+            pinned = [self._made("nvjpegBufferPinnedCreate", None) for _ in range(2)]
+            self._call("nvjpegStateAttachDeviceBuffer", state, self._made("nvjpegBufferDeviceCreate", None))
+        return decoder, state, params, headers, pinned
+
+    def _check_sampling(self, *data: object) -> None:
+        """Raise NvjpegError for a sampling of the colours that nvJPEG does not know."""
+        components, sampling, sides = ctypes.c_int(), ctypes.c_int(), (ctypes.c_int * PLANES)()
+        found = ctypes.byref(components), ctypes.byref(sampling), sides, (ctypes.c_int * PLANES)()
+        self._call("nvjpegGetImageInfo", self._handle, *data, *found)
+        if sampling.value == UNKNOWN_SAMPLING:
+            raise NvjpegError("nvJPEG does not know how the colours of an image are sampled")
+
+    def _create(self, backend: int) -> int:
+        flags = ctypes.c_uint(NO_PIPELINE)
+        return self._library.nvjpegCreateEx(backend, None, None, flags, ctypes.byref(self._handle))
+
+    def _made(self, function: str, *arguments: object) -> Pointer:
+        made = Pointer()
+        self._call(function, self._handle, *arguments, ctypes.byref(made))
+        return made
 
     def _call(self, function: str, *arguments: object) -> None:
         if status := getattr(self._library, function)(*arguments):
@@ -79,14 +157,54 @@ class HardwareDecoder:
             raise NvjpegError(f"{function} gave status {status}")
 
 
-def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
-    """Return the libnvjpeg of this process, to be called without and with Python's lock."""
-    import torchvision.io  # noqa: F401  (loads it)
+def decode(encoded: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Decode JPEGs (1-d uint8 on the host) to planes (3, height, width) on the device, and wait for it."""
+    with _one_at_a_time, torch.cuda.device(device):
+        decoder, stream = _shared(device), torch.cuda.current_stream(device)
+        addresses = np.asarray([data.data_ptr() for data in encoded])
+        lengths = np.asarray([len(data) for data in encoded])
+        sizes, taken = decoder.sizes(addresses, lengths)
+        images = [torch.empty(*size, 3, dtype=torch.uint8, device=device) for size in sizes.tolist()]
+        stream.synchronize()  # torch may give memory that queued work still uses
+        targets = np.asarray([image.data_ptr() for image in images])
+        decoder.decode(addresses, lengths, taken, targets, 3 * sizes[:, 1], stream)
+        planes = [image.permute(2, 0, 1).contiguous() for image in images]
+        stream.synchronize()
+    return planes
 
-    try:
-        names = sorted(
-            {line.split(maxsplit=5)[-1] for line in MAPS.read_text("utf-8").splitlines() if "libnvjpeg" in line}
-        )
-        return ctypes.CDLL(names[0]), ctypes.PyDLL(names[0])
-    except (OSError, IndexError) as error:
-        raise NvjpegError("torchvision has loaded no libnvjpeg") from error
+
+@functools.cache
+def _shared(device: torch.device) -> Decoder:
+    return Decoder(device)
+
+
+def _stream(stream: torch.cuda.Stream) -> Pointer:
+    return Pointer(stream.cuda_stream)
+
+
+@functools.cache
+def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
+    """Return libnvjpeg, to be called without and with Python's lock."""
+    if torch.version.cuda is None:
+        raise NvjpegError("this torch is built without CUDA")
+    major = torch.version.cuda.partition(".")[0]
+    for path in _places(major):
+        try:
+            return ctypes.CDLL(path), ctypes.PyDLL(path)
+        except OSError:  # the loader knows none, or it does not fit this system
+            continue
+    package = "nvidia-nvjpeg" if int(major) > 12 else f"nvidia-nvjpeg-cu{major}"
+    raise NvjpegError(f"no libnvjpeg.so.{major} was found; pip install {package}")
+
+
+def _places(major: str) -> Iterator[str]:
+    """Yield where libnvjpeg may lie: NVIDIA's wheel, the loader's folders, the CUDA toolkit, torchvision's wheel."""
+    name = f"libnvjpeg.so.{major}"
+    if found := importlib.util.find_spec("nvidia"):
+        for folder in found.submodule_search_locations or ():
+            yield from map(str, sorted(Path(folder).glob(f"*/lib/{name}")))
+    yield name
+    for folder in (os.environ.get("CUDA_HOME", "/usr/local/cuda"), sys.prefix):
+        yield from map(str, sorted(Path(folder).glob(f"lib*/{name}")))
+    if (found := importlib.util.find_spec("torchvision")) and found.origin:  # its wheel brings one; not imported
+        yield from map(str, sorted(Path(found.origin).parents[1].glob(f"torchvision.libs/libnvjpeg*.so.{major}*")))

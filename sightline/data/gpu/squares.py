@@ -1,7 +1,7 @@
 """Images of a batch -> squares of pixels on the device: decode those that are encoded, cut, resize and flip.
 
-On a GPU with JPEG engines and Triton: nvJPEG into a buffer, one kernel out of it. Elsewhere torchvision's decoder and
-plain torch (augment/batched.py), as if the kernel fails its check at the first batch (resize_check.py).
+On a GPU with JPEG engines and Triton: nvJPEG into a buffer, one kernel out of it. Elsewhere nvJPEG and plain torch
+(augment/batched.py), as if the kernel fails its check at the first batch (resize_check.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 from sightline import kernels
 from sightline.data.augment import batched
 from sightline.data.decode import decode_on_device
-from sightline.data.gpu import resize_check
+from sightline.data.gpu import nvjpeg, resize_check
 from sightline.data.gpu.encoded import Packed
-from sightline.data.gpu.nvjpeg import HardwareDecoder, NvjpegError
+from sightline.data.gpu.nvjpeg import NvjpegError
 from sightline.data.loading import ahead
 
 # In an experiment beside a ResNet-50 step one reached 11,900 img/s, two 15,500, three 14,900 (H200).
@@ -100,7 +100,7 @@ def _engines_of(device: torch.device, interpolation: str) -> Engines | None:
 def _engines(device: torch.device) -> Engines | None:
     try:
         return Engines(device)
-    except (NvjpegError, AttributeError):  # no engines, as in consumer GPUs, or a library without these functions
+    except (NvjpegError, AttributeError):  # no engines, as in consumer GPUs, or no library with these functions
         return None
 
 
@@ -131,7 +131,9 @@ class _Decoder:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._hardware = HardwareDecoder(device)
+        self._decoder = nvjpeg.Decoder(device)
+        if not self._decoder.has_engines:
+            raise NvjpegError("this GPU has no JPEG engines")
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         self._is_read = torch.cuda.Event()  # the buffer, by the kernel
 
@@ -141,23 +143,14 @@ class _Decoder:
         from sightline.kernels import resize_triton
 
         addresses, lengths = _memory(encoded)
-        sizes = self._hardware.sizes(addresses, lengths)
-        refused = np.flatnonzero(sizes[:, 0] == 0).tolist()
-        planes = decode_on_device([encoded[row] for row in refused], self.device) if refused else []
-        for row, image in zip(refused, planes, strict=True):
-            sizes[row] = image.shape[1:]
+        sizes, taken = self._decoder.sizes(addresses, lengths)
         _refuse_other_sizes(geometry.numpy(), sizes, interpolation)
         self._is_read.synchronize()  # the engines do not wait for it
         places = self._places(sizes, targets)
-        for row, image in zip(refused, planes, strict=True):
-            self._buffer[places[row, 0] :][: image.numel()].copy_(image.flatten())
-            places[row, 1:4] = image.shape[2], 1, image.shape[1] * image.shape[2]
         # Before the engines, and from pinned memory, so that nothing waits for them here.
         numbers = self._sent(torch.from_numpy(places)), self._sent(geometry)
-        taken = np.setdiff1d(np.arange(len(encoded)), refused)
-        if len(taken):
-            at, stream = self._buffer.data_ptr() + places[taken, 0], torch.cuda.current_stream(self.device).cuda_stream
-            self._hardware.decode(addresses[taken], lengths[taken], at, places[taken, 1], stream)
+        at, stream = self._buffer.data_ptr() + places[:, 0], torch.cuda.current_stream(self.device)
+        self._decoder.decode(addresses, lengths, taken, at, places[:, 1], stream)
         resize_triton.resize(self._buffer, *numbers, out, interpolation)
         self._is_read.record()
 

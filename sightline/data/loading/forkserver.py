@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import shutil
@@ -27,9 +26,7 @@ def start(*modules: str) -> None:
     """Start the forkserver, unless it runs, with SIGINT blocked: Ctrl-C reaches the whole process group, and would end
     it with a traceback while it imports torch; later it ignores SIGINT by itself."""
     context: Any = multiprocessing.get_context("forkserver")
-    # Where simplejpeg is missing, workers decode with torchvision.
-    decoder = () if importlib.util.find_spec("simplejpeg") else ("torchvision.io",)
-    context.set_forkserver_preload([PRELOADED, *decoder, *modules])
+    context.set_forkserver_preload([PRELOADED, *modules])
     resource_tracker.ensure_running()  # before: starting it unblocks SIGINT
     os.environ[SOCKET_FOLDER] = f"{os.getpid()} {util.get_temp_dir()}"
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

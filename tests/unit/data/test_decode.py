@@ -22,15 +22,14 @@ from sightline.errors import BadSample
 PHOTOS = Path(__file__).resolve().parents[3] / "../shared/data/imagenet-photos"
 
 
-@pytest.fixture(params=["simplejpeg", "torchvision", "pillow"])
+@pytest.fixture(params=["simplejpeg", "pillow"])
 def decoder(request, monkeypatch):
     """Run a test with each JPEG decoder; which one a machine takes depends on what is installed there."""
     if request.param == "simplejpeg":
         pytest.importorskip("simplejpeg")
-        assert decode._fast_jpeg_decoder() is decode._simplejpeg()
+        assert decode._simplejpeg()
     else:
-        chosen = None if request.param == "pillow" else decode._torchvision_decoder()
-        monkeypatch.setattr(decode, "_fast_jpeg_decoder", lambda: chosen)
+        monkeypatch.setattr(decode, "_simplejpeg", lambda: None)
     return request.param
 
 

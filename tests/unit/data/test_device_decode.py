@@ -184,7 +184,7 @@ def test_gpu_that_cannot_be_had_is_an_error_and_auto_is_not(photos, fields, reas
     [
         (ImportError("No module named 'torchvision'"), {}, "does not work here (No module named 'torchvision')"),
         (RuntimeError("nvjpegCreateEx failed: 6\nmore"), {}, "does not work here (nvjpegCreateEx failed: 6)"),
-        (torch.zeros(1, 32, 32), {}, "torchvision's decoder for CUDA gave (1, 32, 32)"),
+        (torch.zeros(1, 32, 32), {}, "nvJPEG gave (1, 32, 32)"),
         (torch.zeros(3, 32, 32), {"path": "synthetic:classes=2,samples=4,size=8"}, "holds no JPEGs"),
         (torch.zeros(3, 32, 32), {"policy": "augmix"}, "--data.policy augmix works on the CPU"),
         (torch.zeros(3, 32, 32), {"decoder": "cpu"}, ""),

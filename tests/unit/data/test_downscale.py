@@ -31,7 +31,7 @@ def decoder(request, monkeypatch) -> None:
     if request.param == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:
-        monkeypatch.setattr(decode, "_fast_jpeg_decoder", lambda: None)
+        monkeypatch.setattr(decode, "_simplejpeg", lambda: None)
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])

@@ -32,10 +32,6 @@ TINY = """--data.classes=10 --data.size=32 --data.eval-size=32 --data.eval-resiz
 --train.precision=fp32 --run.device=cpu --run.workers=0""".split()
 STEPS, WARMUP, REPEATS = 2, 1, 2
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The image decoding:DeprecationWarning"
-)  # torchvision 0.29's decode_image
-
 
 def measure(tmp_path, *flags, width=8, **options):
     recipe, run = config.load("demo_classification", [*TINY, f"--model.width={width}", *flags])
