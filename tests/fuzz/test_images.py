@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from sightline.data import decode
-from sightline.data.decode import decode_rgb, decode_values, read_header
+from sightline.data.decode import decode_channels, decode_rgb, decode_values, read_header
 from sightline.data.formats import image_headers
 from sightline.errors import BadSample
 
@@ -152,6 +152,40 @@ def test_png_of_whole_chunks(mutations):
     modes = ("RGB", "RGBA", "LA", "P", "1")
     seeds = [described(encode(NOISE.convert(mode), "PNG")) for mode in modes]
     assert_clean(fuzz(lambda data: read_image(built(data)), seeds, mutations, tokens=PNG_TOKENS), mutations)
+
+
+def deep_rows(height, width, channels):
+    """Noise of 16 bits, its rows filtered in every way."""
+    rows = np.random.default_rng(height).integers(0, 256, (height, 1 + 2 * channels * width), dtype=np.uint8)
+    rows[:, 0] = np.arange(height) % 5
+    return rows.tobytes()
+
+
+def deep(colour, channels, parts):
+    """A PNG of 40x24 in the form that `built` takes, of these (height, width)."""
+    rows = b"".join(deep_rows(height, width, channels) for height, width in parts)
+    contents = (
+        (b"IHDR", struct.pack(">IIBBBBB", 40, 24, 16, colour, 0, 0, len(parts) > 1)),
+        (b"IDAT", rows),
+        (b"IEND", b""),
+    )
+    return b"".join(kind + struct.pack(">H", len(content)) + content for kind, content in contents)
+
+
+def read_deep(data):
+    header = read_header(data, "fuzz")
+    bits = 16 if header.depth == 16 else 8
+    values = decode_channels(data, "fuzz", header, header.channels, bits)
+    assert values.shape == (*header.shape[:2], header.channels) and values.dtype == f"u{bits // 8}"
+
+
+@COUNTS
+def test_png_of_deep_colours(mutations):
+    adam7 = [(3, 5), (3, 5), (3, 10), (6, 10), (6, 20), (12, 20), (12, 40)]
+    seeds = [deep(colour, channels, parts) for colour, channels in ((2, 3), (6, 4)) for parts in ([(24, 40)], adam7)]
+    for seed in seeds:
+        read_deep(built(seed))
+    assert_clean(fuzz(lambda data: read_deep(built(data)), seeds, mutations, tokens=PNG_TOKENS), mutations)
 
 
 @COUNTS

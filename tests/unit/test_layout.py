@@ -303,6 +303,15 @@ def nothing_is_unpickled(module: Module) -> Offences:
             yield call.lineno, f"{called(call)}(); use yaml.safe_load"
 
 
+def torchvision_decodes_nothing(module: Module) -> Offences:
+    for line, name in imports(module):
+        if is_in(name, "torchvision.io"):
+            yield line, f"imports {name}, which torchvision is going to drop; use sightline/data/decode.py"
+    for node in module.nodes:
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.ops.image":
+            yield node.lineno, "torch.ops.image are torchvision's, which is going to drop them"
+
+
 def the_terminal_is_guarded(module: Module) -> Offences:
     if module.path.startswith(MAY_PRINT):
         return
@@ -361,6 +370,11 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/cli.py", "from sightline.tasks.classification import Classification"),
         ("sightline/api.py", "def f():\n    from sightline.data import classification"),
         ("sightline/tasks/detection.py", "import sightline.models.ssd"),
+    ],
+    torchvision_decodes_nothing: [
+        ("sightline/data/decode.py", "def f():\n    import torchvision.io"),
+        ("sightline/measure/peers.py", "from torchvision.io import decode_image"),
+        ("sightline/data/decode.py", "import torch\ntorch.ops.image.decode_png(data, 0, False)"),
     ],
     one_file_reads_yaml: [
         ("sightline/config.py", "import yaml"),

@@ -1,0 +1,57 @@
+"""Where libnvjpeg is found, without torchvision being imported; what it does is seen on a GPU (tests/device)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline.data.gpu import nvjpeg
+from sightline.data.gpu.nvjpeg import NvjpegError
+
+needs_cuda_build = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
+
+
+@needs_cuda_build
+def test_nvidias_wheel_goes_before_torchvisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    wheel = tmp_path / "nvidia" / "cu99" / "lib" / "libnvjpeg.so.99"
+    torchvisions = tmp_path / "torchvision.libs" / "libnvjpeg.0123abcd.so.99"
+    for file in (wheel, torchvisions, tmp_path / "torchvision" / "__init__.py"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    code = "from sightline.data.gpu import nvjpeg; print(*nvjpeg._places('99'), sep='\\n')"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{tmp_path}:{Path(nvjpeg.__file__).parents[3]}"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert found == [str(wheel), "libnvjpeg.so.99", str(torchvisions)]
+
+
+@needs_cuda_build
+def test_the_library_has_all_that_is_called_and_is_found_without_torchvision():
+    code = (
+        "import inspect, re, sys; from sightline.data.gpu import nvjpeg; library, _ = nvjpeg._libraries();"
+        "names = set(re.findall(r'nvjpeg[A-Z]\\w+', inspect.getsource(nvjpeg.Decoder)));"
+        "missing = [name for name in names if name[6] != 'I' and not hasattr(library, name)];"
+        "print(len(names) > 15, missing, 'torchvision' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if "no libnvjpeg" in done.stderr:
+        pytest.skip("no libnvjpeg here")
+    assert done.stdout.split() == ["True", "[]", "False"]
+
+
+def test_a_missing_library_names_the_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(nvjpeg, "_places", lambda major: iter([f"/nowhere/libnvjpeg.so.{major}"]))
+    for cuda, words in (
+        ("13.2", "pip install nvidia-nvjpeg$"),
+        ("12.8", "nvidia-nvjpeg-cu12$"),
+        (None, "without CUDA"),
+    ):
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        with pytest.raises(NvjpegError, match=words):
+            nvjpeg._libraries.__wrapped__()
