@@ -237,7 +237,7 @@ def check_disk_writes(folder: Path) -> Check:
 def check_jpeg() -> Check:
     data = io.BytesIO()
     Image.new("RGB", (48, 32), (200, 100, 50)).save(data, "JPEG", quality=95)
-    remedy = "reinstall pillow and torchvision from the same source as torch"
+    remedy = "reinstall pillow and simplejpeg"
     try:
         from sightline.data.decode import decode_rgb  # here: a decoder that cannot be imported is a finding
 

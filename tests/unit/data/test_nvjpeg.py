@@ -47,11 +47,8 @@ def test_the_library_has_all_that_is_called_and_is_found_without_torchvision():
 
 def test_a_missing_library_names_the_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(nvjpeg, "_places", lambda major: iter([f"/nowhere/libnvjpeg.so.{major}"]))
-    for cuda, words in (
-        ("13.2", "pip install nvidia-nvjpeg$"),
-        ("12.8", "nvidia-nvjpeg-cu12$"),
-        (None, "without CUDA"),
-    ):
+    wheels = {"13.2": "pip install nvidia-nvjpeg$", "12.8": "pip install nvidia-nvjpeg-cu12$", None: "without CUDA"}
+    for cuda, words in wheels.items():
         monkeypatch.setattr(torch.version, "cuda", cuda)
         with pytest.raises(NvjpegError, match=words):
             nvjpeg._libraries.__wrapped__()
