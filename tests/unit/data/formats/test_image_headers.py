@@ -330,13 +330,13 @@ def test_jpeg_without_a_scan_holds_no_image():
 
 
 def test_a_decoder_that_returns_other_sides_is_not_believed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(decode, "_decode_with_pillow", lambda data, header: np.zeros((1, 2, 3), np.uint8))
+    monkeypatch.setattr(decode, "_decode_with_pillow", lambda *_: np.zeros((1, 2, 3), np.uint8))
     with pytest.raises(BadSample, match=r"decoded to shape \(1, 2, 3\), its header says .*; remove the file"):
         decode.decode_rgb(encode(format="PNG"), "a.png")
 
 
 def test_no_memory_and_a_late_error_of_a_file_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path):
-    def no_room(data, header):
+    def no_room(*_):
         raise MemoryError
 
     monkeypatch.setattr(decode, "_decode_with_pillow", no_room)
