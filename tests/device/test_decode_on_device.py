@@ -193,7 +193,7 @@ def test_software_decodes_where_the_gpu_has_no_engines(monkeypatch):
     """Made by a handle that asks for none: software for all."""
     monkeypatch.setattr(nvjpeg, "HARDWARE", nvjpeg.DEFAULT)
     device = devices.select().torch_device
-    decoder = Decoder(device)
+    decoder = Decoder(device, planes=True)
     decoder.has_engines = False
     monkeypatch.setattr(nvjpeg, "_shared", lambda device: decoder)
     for data in all_kinds():

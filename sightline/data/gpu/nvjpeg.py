@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 DEFAULT, HARDWARE = 0, 3  # nvjpegBackend_t
-RGB_INTERLEAVED = 5  # nvjpegOutputFormat_t
+RGB_PLANES, RGB_INTERLEAVED = 3, 5  # nvjpegOutputFormat_t
 UNKNOWN_SAMPLING = -1  # nvjpegChromaSubsampling_t
 ARCH_MISMATCH = 7  # nvjpegStatus_t: this GPU has no JPEG engines
 # nvJPEG's NVJPEG_FLAGS_HW_DECODE_NO_PIPELINE: one stream for each JPEG engine instead of two. With more streams than
 # CUDA_DEVICE_MAX_CONNECTIONS some would wait for the step's kernels.
 NO_PIPELINE = 1
-PLANES = 4  # of an nvjpegImage_t: addresses, then pitches
+CHANNELS = 4  # of an nvjpegImage_t: addresses, then pitches
 Pointer = ctypes.c_void_p
 _one_at_a_time = threading.Lock()
 
@@ -37,13 +37,16 @@ class NvjpegError(RuntimeError):
 
 class Decoder:
     """One decoder of one device; for one thread at a time. It lives as long as the process: nvJPEG may be unloaded
-    before Python is done, so nothing is destroyed."""
+    before Python is done, so nothing is destroyed.
 
-    def __init__(self, device: torch.device):
+    It decodes beside a step to pixels, or with `planes`, when nothing else runs, to three planes of an image."""
+
+    def __init__(self, device: torch.device, planes: bool = False):
         # The second is called with Python's lock held. To give it back for a few microseconds costs more: another
         # thread takes it, and this one queues.
         self._library, self._short = _libraries()
-        self._device = device
+        self._device, self._format = device, RGB_PLANES if planes else RGB_INTERLEAVED
+        self._flags = ctypes.c_uint(0 if planes else NO_PIPELINE)
         self._handle, self._batch = Pointer(), 0
         with torch.cuda.device(device):
             status = self._create(HARDWARE)
@@ -78,27 +81,31 @@ class Decoder:
         lengths: np.ndarray,
         taken: np.ndarray,
         targets: np.ndarray,
-        pitches: np.ndarray,
+        sizes: np.ndarray,
         stream: torch.cuda.Stream,
     ) -> None:
-        """Queue the decoding of JPEGs to device memory at `targets`, as RGB pixels in lines of `pitches` bytes. The
-        engines decode those that are `taken`; software the others, for which this waits.
+        """Queue the decoding of JPEGs to device memory at `targets`, without gaps. The engines decode those that are
+        `taken`; software the others, for which this waits.
 
         `stream` waits for the engines. They do not wait for `stream`: the memory must be free.
         """
-        given, sizes = addresses.astype(np.uint64), lengths.astype(np.uint64)
-        images = np.zeros((len(addresses), 2 * PLANES), np.uint64)  # nvjpegImage_t
-        images[:, 0], images[:, PLANES] = targets, pitches
+        given, counts = addresses.astype(np.uint64), lengths.astype(np.uint64)
+        images = np.zeros((len(addresses), 2 * CHANNELS), np.uint64)  # nvjpegImage_t
+        if self._format == RGB_PLANES:
+            images[:, :3] = targets[:, None] + sizes.prod(1)[:, None] * np.arange(3)
+            images[:, CHANNELS : CHANNELS + 3] = sizes[:, 1:]
+        else:
+            images[:, 0], images[:, CHANNELS] = targets, 3 * sizes[:, 1]
         if not taken.all():
-            self._decode_in_software(given[~taken], sizes[~taken], images[~taken], stream)
+            self._decode_in_software(given[~taken], counts[~taken], images[~taken], stream)
         if taken.any():
-            self._decode_by_engines(given[taken], sizes[taken], images[taken], stream)
+            self._decode_by_engines(given[taken], counts[taken], images[taken], stream)
 
     def _decode_by_engines(
         self, addresses: np.ndarray, lengths: np.ndarray, images: np.ndarray, stream: torch.cuda.Stream
     ) -> None:
         if len(addresses) != self._batch:
-            size = (len(addresses), 1, RGB_INTERLEAVED)  # one thread of the CPU
+            size = (len(addresses), 1, self._format)  # one thread of the CPU
             self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, *size)
             self._batch = len(addresses)
         arrays = (Pointer(array.ctypes.data) for array in (addresses, lengths, images))
@@ -128,7 +135,7 @@ class Decoder:
             decoder = self._made("nvjpegDecoderCreate", ctypes.c_int(DEFAULT))
             state = self._made("nvjpegDecoderStateCreate", decoder)
             params = self._made("nvjpegDecodeParamsCreate")
-            self._call("nvjpegDecodeParamsSetOutputFormat", params, RGB_INTERLEAVED)
+            self._call("nvjpegDecodeParamsSetOutputFormat", params, self._format)
             headers = [self._made("nvjpegJpegStreamCreate") for _ in range(2)]
             pinned = [self._made("nvjpegBufferPinnedCreate", None) for _ in range(2)]
             self._call("nvjpegStateAttachDeviceBuffer", state, self._made("nvjpegBufferDeviceCreate", None))
@@ -136,15 +143,14 @@ class Decoder:
 
     def _check_sampling(self, *data: object) -> None:
         """Raise NvjpegError for a sampling of the colours that nvJPEG does not know."""
-        components, sampling, sides = ctypes.c_int(), ctypes.c_int(), (ctypes.c_int * PLANES)()
-        found = ctypes.byref(components), ctypes.byref(sampling), sides, (ctypes.c_int * PLANES)()
+        components, sampling, sides = ctypes.c_int(), ctypes.c_int(), (ctypes.c_int * CHANNELS)()
+        found = ctypes.byref(components), ctypes.byref(sampling), sides, (ctypes.c_int * CHANNELS)()
         self._call("nvjpegGetImageInfo", self._handle, *data, *found)
         if sampling.value == UNKNOWN_SAMPLING:
             raise NvjpegError("nvJPEG does not know how the colours of an image are sampled")
 
     def _create(self, backend: int) -> int:
-        flags = ctypes.c_uint(NO_PIPELINE)
-        return self._library.nvjpegCreateEx(backend, None, None, flags, ctypes.byref(self._handle))
+        return self._library.nvjpegCreateEx(backend, None, None, self._flags, ctypes.byref(self._handle))
 
     def _made(self, function: str, *arguments: object) -> Pointer:
         made = Pointer()
@@ -164,18 +170,17 @@ def decode(encoded: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         addresses = np.asarray([data.data_ptr() for data in encoded])
         lengths = np.asarray([len(data) for data in encoded])
         sizes, taken = decoder.sizes(addresses, lengths)
-        images = [torch.empty(*size, 3, dtype=torch.uint8, device=device) for size in sizes.tolist()]
+        planes = [torch.empty(3, *size, dtype=torch.uint8, device=device) for size in sizes.tolist()]
         stream.synchronize()  # torch may give memory that queued work still uses
-        targets = np.asarray([image.data_ptr() for image in images])
-        decoder.decode(addresses, lengths, taken, targets, 3 * sizes[:, 1], stream)
-        planes = [image.permute(2, 0, 1).contiguous() for image in images]
+        targets = np.asarray([image.data_ptr() for image in planes])
+        decoder.decode(addresses, lengths, taken, targets, sizes, stream)
         stream.synchronize()
     return planes
 
 
 @functools.cache
 def _shared(device: torch.device) -> Decoder:
-    return Decoder(device)
+    return Decoder(device, planes=True)
 
 
 def _stream(stream: torch.cuda.Stream) -> Pointer:

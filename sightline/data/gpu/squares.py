@@ -150,7 +150,7 @@ class _Decoder:
         # Before the engines, and from pinned memory, so that nothing waits for them here.
         numbers = self._sent(torch.from_numpy(places)), self._sent(geometry)
         at, stream = self._buffer.data_ptr() + places[:, 0], torch.cuda.current_stream(self.device)
-        self._decoder.decode(addresses, lengths, taken, at, places[:, 1], stream)
+        self._decoder.decode(addresses, lengths, taken, at, sizes, stream)
         resize_triton.resize(self._buffer, *numbers, out, interpolation)
         self._is_read.record()
 
