@@ -171,7 +171,8 @@ def all_kinds() -> list[bytes]:
     soft = Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2))
     kinds = [{"subsampling": kind} for kind in ("4:4:4", "4:2:2", "4:2:0", "4:1:1")]
     kinds += [{"progressive": True}, {"progressive": True, "subsampling": "4:4:4"}, {"restart_marker_blocks": 2}]
-    made = [as_jpeg(image, quality=90, **kind) for image in (soft, soft.convert("L")) for kind in kinds]
+    made = [as_jpeg(soft, quality=90, **kind) for kind in kinds]
+    made += [as_jpeg(soft.convert("L"), quality=90, **kind) for kind in ({}, {"progressive": True})]
     return [*jpegs(20), *made, made_jpeg(1, 1), made_jpeg(90, 60, progressive=True)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -94,6 +94,7 @@ class Header:
     is_grey: bool = False  # stored with one value a pixel, and perhaps alpha; a palette is not grey
     depth: int = 8  # bits of a sample, of a PNG or TIFF
     has_fourth: bool = False  # colours and a fourth value, of a PNG or TIFF
+    is_sampled_grey: bool = False  # a grey JPEG that claims sampling, which means nothing; nvJPEG adds others' colours
 
     @property
     def channels(self) -> int:
@@ -303,11 +304,21 @@ def _jpeg_header(
     per_pixel = float(_RGB if is_plain else _RGB + _IN_PILLOW)
     if not is_row_by_row:
         per_pixel += _coefficient_bytes(factors)
+    is_grey = components == 1
+    found = Header(
+        "JPEG",
+        width,
+        height,
+        orientation,
+        is_plain,
+        bytes_per_pixel=per_pixel,
+        is_grey=is_grey,
+        is_sampled_grey=is_grey and factors != [0x11],
+    )
     # A turned image would lose columns instead of rows.
     if not is_plain or not is_row_by_row or orientation != 1:
-        return Header("JPEG", width, height, orientation, is_plain, bytes_per_pixel=per_pixel, is_grey=components == 1)
-    block = 8 * max(factor & 15 for factor in factors)
-    return Header("JPEG", width, height, 1, is_plain, start + 1, block, per_pixel, components == 1)
+        return found
+    return replace(found, height_at=start + 1, row_block=8 * max(factor & 15 for factor in factors))
 
 
 def _coefficient_bytes(factors: list[int]) -> float:

@@ -45,8 +45,9 @@ def layout_of(lengths: Iterable[int]) -> Layout:
 
 
 def fits_device(data: bytes | np.ndarray, header: Header) -> bool:
-    """Return whether the device's decoder may get this image; the CPU decodes rotated ones."""
-    if not header.is_plain_jpeg or header.orientation != 1:
+    """Return whether the device's decoder may get this image; the CPU decodes rotated ones, and grey
+    ones with a sampling: beside others nvJPEG gave them the colours of another image (H200, 4:2:2)."""
+    if not header.is_plain_jpeg or header.orientation != 1 or header.is_sampled_grey:
         return False
     return len(data) <= ENCODED_BYTES and header.width * header.height <= DEVICE_PIXELS
 

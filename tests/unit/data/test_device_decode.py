@@ -81,6 +81,18 @@ def test_a_small_file_of_many_pixels_stays_on_the_cpu(tmp_path):
     assert [bool(bound.load(0, index)["encoded_bytes"]) for index in range(2)] == [True, False]
 
 
+def test_grey_with_a_sampling_stays_on_the_cpu(tmp_path):
+    """nvJPEG gives it the colours of another image of its batch."""
+    (tmp_path / "val" / "c0").mkdir(parents=True)
+    kinds = [{"subsampling": kind} for kind in ("4:4:4", "4:2:2", "4:2:0")]
+    for number, options in enumerate([{}, *kinds, {"subsampling": "4:2:2", "progressive": True}]):
+        write(tmp_path / "train" / "c0", f"{number}.jpg", np.zeros((40, 50), np.uint8), **options)
+    write(tmp_path / "train" / "c0", "9.jpg", np.zeros((40, 50, 3), np.uint8), subsampling="4:2:2")
+    bound = ClassificationData(path=str(tmp_path), size=32).open("train", seed=3).bind_to_decoder()
+    on_device = [bool(bound.load(0, index)["encoded_bytes"]) for index in range(6)]
+    assert on_device == [True, True, False, False, False, True]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_same_samples_same_geometry(photos, split, workers):
