@@ -1,5 +1,7 @@
 """Fixtures every folder of tests uses: the shared sample data, a drawn data set, the device marker."""
 
+import atexit
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -29,6 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.accelerator.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an accelerator; torch finds none on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    """Ten thousand collected tests are no rubbish of a user's process: a collection would look at all of them, for half
+    a second at the start of every call of the API."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries may check at the end that what they made is gone
 
 
 @pytest.fixture(scope="session")
