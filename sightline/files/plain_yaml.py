@@ -17,9 +17,10 @@ MAX_YAML_BYTES = 1 << 16  # read in two seconds; a config file is a few kB
 _kept: dict[str, Any] = {}  # text -> values
 _FEW = 64  # levels of nesting
 # Lines of printable ASCII, indented a little, with at most one dash, without what anchors, aliases, tags, merge keys,
-# directives, blocks of text and complex keys begin with.
-_LINE = r" {0,64}(- )?(?!-)[^\x00-\x1f\x7f-\U0010ffff&*!|>%@`?<]*"
-_PLAIN = re.compile(rf"({_LINE}\n)*{_LINE}")
+# directives, blocks of text, and complex keys begin with. Nothing is tried twice: every repetition is possessive.
+_LINE = r"(?: {0,64}+(?:- )?+(?![- ])[^\x00-\x1f\x7f-\U0010ffff&*!|>%@`?<]*+)"
+_PLAIN = re.compile(rf"(?:{_LINE}\n)*+{_LINE}")
+_VALUE = re.compile(r"(?:^|[\s\[{,:])=(?:[\s\]},:]|$)", re.MULTILINE)  # YAML's `=`, which C takes for a text
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -72,7 +73,8 @@ def _values_of(text: str) -> Any:
 
 def _parsed(text: str) -> Any:
     """Parse what `dump` writes in C, in a seventh of the time; C overflows its stack where nesting is deep."""
-    if _PLAIN.fullmatch(text) and text.count("[") + text.count("{") <= _FEW and hasattr(yaml, "CSafeLoader"):
+    is_shallow = text.count("[") + text.count("{") <= _FEW and _PLAIN.fullmatch(text) and not _VALUE.search(text)
+    if is_shallow and hasattr(yaml, "CSafeLoader"):
         try:
             return yaml.CSafeLoader(text).get_single_data()
         except (yaml.YAMLError, ValueError, RecursionError):

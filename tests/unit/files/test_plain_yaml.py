@@ -105,10 +105,22 @@ def test_the_fast_parser_reads_what_the_careful_one_reads_and_complains_as_it_do
     assert found == [read(text) for text in texts]
 
 
+@pytest.mark.parametrize("line", ["url: https://host/a.zip?dl=1", "path: R&D", "a: b  # < 5", "é: 1"])
+def test_a_line_that_only_the_careful_parser_reads_ends_a_search_at_once(line: str):
+    """The fast parser's rule once tried 2 ** 80 ways to read these."""
+    text = "".join(f"  {number}: class{number}\n" for number in range(80))
+    assert plain_yaml._parsed(f"names:\n{text}{line}\n")["names"][79] == "class79"
+
+
+def test_what_stands_for_a_value_is_refused_by_both():
+    for text in ("=:", "a: =", "[=, b]", "- ="):
+        assert read(text)[0] is False, text
+
+
 @pytest.mark.parametrize(
     "text",
-    ["[" * 30_000, "- " * 30_000, "{a: " * 10_000],
-    ids=["lists", "items", "mappings"],
+    ["[" * 30_000, "- " * 30_000, "{a: " * 10_000, "a:\n " + "- " * 30_000 + "x"],
+    ids=["lists", "items", "mappings", "indented items"],
 )
 def test_deep_nesting_is_left_to_the_careful_parser(text: str, tmp_path: Path):
     (tmp_path / "deep.yaml").write_text(text)
