@@ -10,9 +10,7 @@ from sightline.commands.words import parser_of, refuse_recipe_named_first
 
 def warm(flags: Sequence[str]) -> None:
     """Compile a recipe ahead, into the cache folder: `sightline warm resnet50 --train.precision fp16`"""
-    if not flags or flags[0] in ("-h", "--help"):
-        usage = "RECIPE [--part.field VALUE ...]"
-        parser_of("warm", warm, usage).parse_args(flags or ["--help"])
+    parser_of("warm", warm, "RECIPE [flags of `sightline train RECIPE`]").parse_known_args(flags or ["--help"])
     refuse_recipe_named_first(flags)
     recipe, run = resolved_of("warm", flags)
     refuse_uneven_batch(recipe, run)

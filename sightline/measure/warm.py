@@ -38,8 +38,10 @@ def warm(recipe: Recipe, run: Run, say: Say) -> None:
     with joined(here, device, "warming", "give the command again", say) as here:
         bound = bound_of(recipe, device) if is_real else synthetic_data(recipe, device)
         for way in ways:
+            what = "compiled" if way == "on" else "not compiled"
+            say(f"first step, {what}: at work; with empty caches it takes a minute or more")
             seconds = _first_step(recipe, replace(run, compile=way), bound, device, is_real, say, here)
-            say(f"first step, {'compiled' if way == 'on' else 'not compiled'}: {seconds:.1f} s")
+            say(f"first step, {what}: {seconds:.1f} s")
             free(device)
     for folder in _folders():
         sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]

@@ -94,7 +94,11 @@ def test_the_guests_holds_the_guest_and_nothing_else(guest: Installed):
 
 
 def holds_only(installed: Installed, project: Path, package: str) -> None:
-    wanted = [path for kind in ("*.py", "py.typed", "known.jsonl", "*.dist-info/*") for path in (project / package).rglob(kind)]
+    wanted = [
+        path
+        for kind in ("*.py", "py.typed", "known.jsonl", "*.dist-info/*")
+        for path in (project / package).rglob(kind)
+    ]
     sources = {path.relative_to(project).as_posix() for path in wanted}
     packed = {name for name in installed.files if not name.split("/")[0].endswith(".dist-info")}
     assert packed == sources

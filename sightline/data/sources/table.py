@@ -61,7 +61,9 @@ def _find(path: str) -> Splits | None:
     has_classes = any(any(layouts.each_subfolder(split)) for split in layouts.split_folders(root).values())
     if has_classes or tar.detect(path) or tfrecord.holds_shards(root):
         return None  # a table beside these says something else of them
-    named = {file.stem.lower(): Place(root, file) for file in sorted(root.glob("*.[cC][sS][vV]")) if is_file(file)}
+    names = {"labels", *layouts.TEST, *(name for split in layouts.SPLITS for name in layouts.NAMES[split])}
+    files = [file for file in sorted(root.glob("*.[cC][sS][vV]")) if file.stem.lower() in names]
+    named = {file.stem.lower(): Place(root, file) for file in files if is_file(file)}
     if "labels" in named:
         return Splits("table", named["labels"], None)
     train, val = (

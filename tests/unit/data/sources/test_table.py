@@ -351,3 +351,13 @@ def test_images_may_lie_one_or_two_folders_deeper_than_the_table(data: Path, fol
     (data / "ninth").mkdir()  # too many to look into
     with pytest.raises(BadData):
         both(data)
+
+
+def test_a_link_to_nowhere_that_is_no_table_of_ours_is_left_alone(data: Path, tmp_path: Path):
+    """git-annex leaves such links in the place of files that were not fetched."""
+    (data / "participants.csv").symlink_to(tmp_path / "not-fetched.csv")
+    write(data / "train.csv", ROWS)
+    assert table.detect(str(data))
+    (data / "val.csv").symlink_to(tmp_path / "not-fetched.csv")
+    with pytest.raises(UsageError, match=r"val\.csv is a link that leads nowhere"):
+        table.detect(str(data))
