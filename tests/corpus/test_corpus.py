@@ -43,7 +43,7 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
 RECORDS = os.environ.get("CORPUS") == "record"
 WORLD = runpy.run_path(str(HERE / "world.py"))
-OF_RUNS = re.compile(r"\{(runs?|copy|drawn|labels|boxes|slices|prepared)\}|run\.onnx")  # what a training leaves
+OF_RUNS = re.compile(r"\{(runs?|copy|drawn|labels|boxes|slices|prepared)\}|\{world\}/runs|run\.onnx")  # trained
 FILES = sorted(HERE.glob("*.txt"))
 AT_ONCE = 10**6 if RECORDS else 5  # cases in a test
 
