@@ -33,6 +33,6 @@ def _sizes(given: object) -> Iterator[int]:
 
 def _size(path: str | Path) -> int:
     try:
-        return os.lstat(path).st_size
+        return os.stat(path).st_size
     except OSError:  # reported by who reads it
         return 0

@@ -23,6 +23,18 @@ def test_files_of_folders_and_images_in_memory_count(tmp_path: Path, monkeypatch
     assert loads_here([tmp_path / "missing.jpg"]) and loads_here([])
 
 
+def test_links_count_as_the_files_they_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sizes, "FEW_BYTES", 100_000)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "x").write_bytes(bytes(120_000))
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "x.nii.gz").symlink_to(tmp_path / "store" / "x")
+    assert not loads_here([tmp_path / "given"]) and not loads_here([tmp_path / "given" / "x.nii.gz"])
+    (tmp_path / "given" / "x.nii.gz").unlink()
+    (tmp_path / "given" / "y.nii.gz").symlink_to(tmp_path / "missing")
+    assert loads_here([tmp_path / "given"])
+
+
 def test_looking_ends_where_it_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sizes, "FEW_BYTES", 1000)
     for number in range(20):
