@@ -102,7 +102,9 @@ class ResultFolder(Reporter):
 
     def add_files(self, made: Iterable[tuple[str, Callable[[], dict[str, Any]]]]) -> None:
         """Make the rows of some files on several threads, which write their results, and take them in order. What
-        raises BadSample is listed as unreadable."""
+        raises BadSample is listed as unreadable; the first other error is raised when all that was written is listed.
+        """
+        failed: Exception | None = None
         with ThreadPoolExecutor(THREADS, thread_name_prefix="sightline-results") as pool:
             rows = [(name, pool.submit(make)) for name, make in made]
             for name, row in rows:
@@ -111,8 +113,13 @@ class ResultFolder(Reporter):
                 except BadSample as bad:
                     self.note_unreadable(name, bad.reason)
                     continue
+                except Exception as error:  # noqa: BLE001  # raised below
+                    failed = failed or error
+                    continue
                 for line in self.lines(self._rows[name]):
                     self.say(line)
+        if failed:
+            raise failed
 
     def lines(self, row: Mapping[str, Any]) -> list[str]:
         """Return the lines for the terminal of a file of predictions.json."""

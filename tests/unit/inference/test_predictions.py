@@ -2,12 +2,17 @@
 its table, which no name can turn into formulas."""
 
 import csv
+import errno
 import io
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from sightline.inference.predictions import _as_csv, _drawing_names
+from sightline.errors import BadSample, DiskError
+from sightline.inference.predictions import Predictions, _as_csv, _drawing_names
+from sightline.inference.reporter import PredictJob
+from sightline.parts import DataSpec, PredictOptions
 
 
 @pytest.mark.parametrize(
@@ -53,3 +58,28 @@ def test_rows_without_a_box_have_empty_cells():
     rows = [{"class": "a", "x": 1.5}, {"class": "b"}]
     assert _as_csv((), rows) == b"class,x\na,1.5\nb,\n"
     assert _as_csv(("file", "class"), []) == b"file,class\n"
+
+
+@pytest.mark.parametrize("failing", [{"3"}, {"0"}, {"15"}, {"3", "7"}])
+def test_what_was_written_beside_a_failed_write_is_listed(tmp_path: Path, failing: set[str]):
+    names = [str(number) for number in range(16)]
+    files = {name: tmp_path / "given" / name for name in names}
+    spec, out = DataSpec(("a", "b"), 3, (8, 8), (), ()), tmp_path / "out"
+    reporter = Predictions(lambda *given: [], PredictJob(out, files, spec, PredictOptions(), lambda line: None))
+
+    def write(name: str, path: Path) -> None:
+        if name in failing:
+            raise OSError(errno.ENOSPC, f"no room for {name}")
+        path.write_text(name)
+
+    def make(name: str) -> dict:
+        if name == "9":
+            raise BadSample(name, "it is damaged")
+        reporter.replace(name, partial(write, name))
+        return {"file": name, "path": name, "found": []}
+
+    with pytest.raises(DiskError, match=f"out/{min(failing, key=int)}"):
+        reporter.add_files((name, partial(make, name)) for name in names)
+    written = {path.name for path in out.iterdir()}
+    assert written == set(names) - failing - {"9"} == reporter.found()["rows"].keys()
+    assert [row["file"] for row in reporter.unreadable] == ["9"]
