@@ -16,6 +16,7 @@ from sightline.hardware.devices import Device
 from sightline.parts import Batch
 
 WAITING = 4  # calls, two for a batch: of predicted batches so many wait, and the next one in the network's thread
+WAITING_BYTES = 2**28  # of the batches that wait or are in the sink's hands; one of any size has room alone
 POLL_S = 0.1  # longest time until an error of the thread is seen by who waits for room
 
 
@@ -37,6 +38,8 @@ class Behind:
         self._sink = sink
         self._device = device
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(WAITING)
+        self._held = 0  # bytes of batches
+        self._has_room = threading.Condition()
         self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sightline-behind", daemon=True)
         self._thread.start()
@@ -54,11 +57,16 @@ class Behind:
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Hand over what the device has been asked to compute."""
+        size = sum(values.nbytes for values in (*predictions.values(), *batch.values()))
+        with self._has_room:
+            while self._held and self._held + size > WAITING_BYTES and self._thread.is_alive():
+                self._has_room.wait(POLL_S)
+            self._held += size
         ready = None
         if self._device.has_streams:
             ready = self._device.api.Event()
             ready.record()
-        self.call(partial(self._add, ready, names, predictions, batch))
+        self.call(partial(self._add, size, ready, names, predictions, batch))
 
     def note_unreadable(self, name: str, reason: str) -> None:
         """Hand over a file that cannot be read."""
@@ -77,13 +85,23 @@ class Behind:
             except queue.Full:
                 continue
 
-    def _add(self, ready: Any, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
+    def _add(
+        self,
+        size: int,
+        ready: Any,
+        names: Sequence[str | None],
+        predictions: Mapping[str, Tensor],
+        batch: Batch,
+    ) -> None:
         stream = self._device.api.current_stream() if ready else None
         if stream:
             stream.wait_event(ready)
         self._sink.add(names, predictions, batch)
         if stream:  # the memory goes back to the other stream, which does not wait for this one
             stream.synchronize()
+        with self._has_room:
+            self._held -= size
+            self._has_room.notify()
 
     def _run(self) -> None:
         try:

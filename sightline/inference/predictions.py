@@ -100,12 +100,12 @@ class ResultFolder(Reporter):
         if missing := sorted(set(self._files) - {*self._rows, *(row["file"] for row in self.unreadable)}):
             raise BadData(f"{len(missing)} of {len(self._files)} files were not predicted, e.g. {missing[0]}")
 
-    def add_files(self, made: Iterable[tuple[str, Callable[[], dict[str, Any]]]]) -> None:
+    def add_files(self, made: Iterable[tuple[str, Callable[[], dict[str, Any]]]], threads: int = THREADS) -> None:
         """Make the rows of some files on several threads, which write their results, and take them in order. What
         raises BadSample is listed as unreadable; the first other error is raised when all that was written is listed.
         """
         failed: Exception | None = None
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="sightline-results") as pool:
+        with ThreadPoolExecutor(threads, thread_name_prefix="sightline-results") as pool:
             rows = [(name, pool.submit(make)) for name, make in made]
             for name, row in rows:
                 try:

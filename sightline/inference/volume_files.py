@@ -4,6 +4,7 @@ class was found.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,11 @@ from sightline.data.volumes.files import (
     read_scan,
 )
 from sightline.data.volumes.geometry import Geometry, Triple, to_original
-from sightline.data.volumes.inputs import is_flat, scan_of
+from sightline.data.volumes.inputs import AT_ONCE_BYTES, is_flat, scan_of
 from sightline.drawing.slices import Look, contact_sheet, grey_tile, millilitres, outline_colour, outlined_image
 from sightline.errors import BadSample, UsageError
 from sightline.files.image_bytes import read_bytes, write_image
-from sightline.inference.predictions import ResultFolder, TableRow
+from sightline.inference.predictions import THREADS, ResultFolder, TableRow
 from sightline.inference.reporter import PredictJob
 from sightline.parts import Batch, DataSpec
 
@@ -58,8 +59,11 @@ class VolumePredictions(ResultFolder):
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Resample scores to the geometry of their file, and write, draw and report them."""
         rows = [(row, name) for row, name in enumerate(names) if name is not None]
+        voxels = max((math.prod(batch["original"][row].tolist()) for row, _ in rows), default=0)
+        scores = max(1, 4 * len(self.spec.classes) * voxels)  # bytes of one volume's, in the geometry of its file
         self.add_files(
-            (name, partial(self._added, name, *prepared_scores(predictions, batch, row))) for row, name in rows
+            ((name, partial(self._added, name, *prepared_scores(predictions, batch, row))) for row, name in rows),
+            max(1, min(THREADS, AT_ONCE_BYTES // scores)),
         )
 
     def lines(self, row: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,8 @@ from sightline.data.volumes.geometry import Triple, new_shape, prepare_image
 from sightline.errors import BadSample, UsageError
 from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout
 
-# Volumes of a batch: so many, unless their images or scores, padded to the largest sides of all, take more memory.
+# Volumes of a batch: so many, unless their images or scores, padded to the largest sides of all, take more memory. Nor
+# do their scores in the geometry of their files, which may be larger, take more at once, except those of one volume.
 AT_ONCE, AT_ONCE_BYTES = 16, 2**27
 
 if TYPE_CHECKING:

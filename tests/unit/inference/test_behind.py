@@ -89,6 +89,41 @@ def test_what_waits_is_bounded():
     assert len(given) == len(sink.calls) == 3 * behind.WAITING
 
 
+@pytest.mark.parametrize(("share", "at_once"), [(0.3, 3), (0.5, 2), (0.6, 1), (1.5, 1)])
+def test_bytes_of_what_waits_are_bounded(monkeypatch: pytest.MonkeyPatch, share: float, at_once: int):
+    """A batch waits, in the network's thread, until it has room; one of any size has it when all others are written."""
+    monkeypatch.setattr(behind, "WAITING_BYTES", 4000)
+    halves = {"logits": torch.zeros(int(500 * share))}, {"image": torch.zeros(int(500 * share))}
+    sink, given = Slow(), []
+
+    def produce() -> None:
+        with Behind(sink, CPU) as writer:
+            for number in range(6):
+                writer.add([str(number)], *halves)
+                given.append(number)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    assert sink.began.wait(30)
+    end = time.monotonic() + 30
+    while len(given) < at_once and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(3 * behind.POLL_S)
+    assert len(given) == at_once
+    sink.go.set()
+    producer.join(30)
+    assert sink.calls == [*map(str, range(6))]
+
+
+def test_who_waits_for_room_sees_an_error_of_the_sink(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(behind, "WAITING_BYTES", 1)
+    sink = Slow(fails_at="1")
+    sink.go.set()
+    with pytest.raises(ValueError, match="no room for 1"):
+        use(sink, ["0", "1", "2", "3"])
+    assert sink.calls == ["0"]
+
+
 def test_an_error_of_the_sink_ends_the_network():
     sink = Slow(fails_at="1")
     sink.go.set()

@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import nibabel
@@ -15,6 +17,7 @@ from sightline.data.formats.nifti import read_scan
 from sightline.data.volumes.geometry import prepare_image, prepare_label
 from sightline.data.volumes.inputs import VolumeFiles
 from sightline.errors import UsageError
+from sightline.inference import volume_files
 from sightline.inference.reporter import PredictJob
 from sightline.inference.volume_files import VolumePredictions
 from sightline.parts import DataSpec, PredictOptions
@@ -141,6 +144,39 @@ def test_volumes_at_another_spacing_come_back_to_their_own(tmp_path: Path):
         assert 2 * (is_found & is_true).sum() / (is_found.sum() + is_true.sum()) > 0.94
         centres = [np.argwhere(each).mean(0) for each in (is_found, is_true)]
         np.testing.assert_allclose(*centres, atol=0.15)  # voxels: it is not shifted
+
+
+@pytest.mark.parametrize("fit", [0, 1, 2, 4])
+def test_so_many_volumes_are_written_at_once_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: int):
+    files = {}
+    for number in range(4):
+        path, label = write_pair(tmp_path, f"case{number}")
+        files[path.name] = path
+    dataset = VolumeFiles(files, FLAT)
+    reporter = VolumePredictions(PredictJob(tmp_path / "out", files, FLAT, PredictOptions(), lambda line: None))
+    loaded = [dataset.load(0, number) for number in range(4)]
+    batch = {key: torch.from_numpy(np.stack([each[key] for each in loaded])) for key in loaded[0]}
+    logits = perfect_logits(path, label, FLAT).expand(4, -1, -1, -1, -1)
+    monkeypatch.setattr(volume_files, "AT_ONCE_BYTES", fit * len(CLASSES) * label.size * 4)
+    meet, counting, now = threading.Barrier(max(1, fit)), threading.Lock(), [0]
+    seen, to_original = [], volume_files.to_original
+
+    def watched(*given):
+        with counting:
+            now[0] += 1
+            seen.append(now[0])
+        meet.wait(30)
+        time.sleep(0.02)
+        whole = to_original(*given)
+        with counting:
+            now[0] -= 1
+        return whole
+
+    monkeypatch.setattr(volume_files, "to_original", watched)
+    reporter.add(list(files), {"logits": logits}, dataset.finish(batch, torch.float32))
+    assert len(seen) == 4 and max(seen) == max(1, fit)
+    for path in files.values():
+        np.testing.assert_array_equal(np.asarray(nibabel.load(tmp_path / "out" / path.name).dataobj), label)
 
 
 def test_rows_without_a_file_are_passed_over(tmp_path: Path):
