@@ -39,7 +39,7 @@ def warm(recipe: Recipe, run: Run, say: Say) -> None:
         bound = bound_of(recipe, device) if is_real else synthetic_data(recipe, device)
         for way in ways:
             what = "compiled" if way == "on" else "not compiled"
-            say(f"first step, {what}: at work; with empty caches it takes a minute or more")
+            say(f"making a first step, {what}; with empty caches it takes a minute or more")
             seconds = _first_step(recipe, replace(run, compile=way), bound, device, is_real, say, here)
             say(f"first step, {what}: {seconds:.1f} s")
             free(device)
