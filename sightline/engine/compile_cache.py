@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
+import re
 import tempfile
 
 import torch
@@ -14,6 +16,7 @@ from sightline.parts import Batch
 from sightline.recipe.recipe import Recipe
 
 INDUCTOR_CACHE, TRITON_CACHE = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+_FORBIDDEN = r'[\\/:*?"<>|]'  # what torch does not write into the name of a file
 
 
 def keep_compiled_code() -> None:
@@ -28,7 +31,12 @@ def keep_compiled_code() -> None:
 def _is_default(place: str) -> bool:
     """Return whether this is Inductor's own choice, which torch writes into the environment when its compiler is
     imported: for a check of kernels, or by torchvision."""
-    return os.path.dirname(place) == tempfile.gettempdir() and os.path.basename(place).startswith("torchinductor_")
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in a container
+        user = f"uid_{os.getuid()}"
+    own = f"torchinductor_{re.sub(_FORBIDDEN, '_', user)}"  # as default_cache_dir of torch; to ask it takes a second
+    return place == os.path.abspath(os.path.join(tempfile.gettempdir(), own))
 
 
 def key_of(recipe: Recipe, device: Device, ranks: int, batch: Batch) -> str:

@@ -44,6 +44,29 @@ def test_code_goes_to_the_users_cache_also_where_torch_has_named_its_own(tmp_pat
 
 
 @pytest.mark.usefixtures("unset")
+@pytest.mark.parametrize("name", ["torchinductor_shared", "torchinductor_", "inductor"])
+def test_a_folder_that_the_user_chose_beside_torchs_default_stays(name: str, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    chosen = os.path.join(tempfile.gettempdir(), name)
+    monkeypatch.setenv(compile_cache.INDUCTOR_CACHE, chosen)
+    compile_cache.keep_compiled_code()
+    assert os.environ[compile_cache.INDUCTOR_CACHE] == chosen
+
+
+@pytest.mark.parametrize("user", ["anna", r"HOST\anna", 'a:*?"<>|/b'])
+def test_torchs_default_is_known_for_any_name_of_a_user(user: str, monkeypatch):
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.setenv("LOGNAME", user)
+    assert compile_cache._is_default(default_cache_dir())
+    for error in (KeyError, OSError):
+        with monkeypatch.context() as patch:
+            patch.setattr("getpass.getuser", lambda error=error: (_ for _ in ()).throw(error("no name")))
+            assert compile_cache._is_default(default_cache_dir())
+            assert not compile_cache._is_default(f"{default_cache_dir()}0")
+
+
+@pytest.mark.usefixtures("unset")
 def test_a_note_holds_where_the_folder_is_mounted_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
     compile_cache.keep_compiled_code()
