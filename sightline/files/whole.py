@@ -6,8 +6,11 @@ A link that somebody planted under one of our names is replaced or refused, neve
 from __future__ import annotations
 
 import errno
+import functools
+import grp
 import hashlib
 import os
+import pwd
 import secrets
 import shutil
 import stat
@@ -17,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
 
+from sightline import terminal
 from sightline.errors import WRONG_PATH, BadData, DiskFull, SightlineError, UsageError, disk_error
 
 _KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
@@ -38,22 +42,45 @@ def cache_folder(name: str) -> Path | None:
     cache = user_cache()
     if cache is None:
         return None
-    folder = cache / name
     try:
         cache.mkdir(0o700, parents=True, exist_ok=True)
+        cache = cache.resolve()  # what is checked is what is used: a link may lead elsewhere later
+        folder = (cache / name).resolve()
         folder.mkdir(0o700, exist_ok=True)
-        if not (_is_ours(cache) and _is_ours(folder)):
-            return None
-    except OSError:
+        for place in (folder, *folder.parents):
+            if not _is_ours(place, above=place not in (folder, cache)):
+                _say_unused(place)
+                return None
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle
         return None
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
 
 
-def _is_ours(folder: Path) -> bool:
-    """Return whether nobody but this user (and root) can write to a folder, or put another one in its place."""
-    info, above = folder.stat(), folder.parent.stat().st_mode
-    can_be_replaced = above & stat.S_IWOTH and not above & stat.S_ISVTX
-    return info.st_uid in (os.geteuid(), 0) and not info.st_mode & stat.S_IWOTH and not can_be_replaced
+def _is_ours(place: Path, above: bool) -> bool:
+    """Return whether nobody but this user (and root) can write to a folder or, of one above it, replace what it
+    holds: where the sticky bit is set, owners alone may."""
+    info = place.stat()
+    shared = info.st_mode & stat.S_IWOTH or (info.st_mode & stat.S_IWGRP and not _is_alone_in_group(info))
+    return info.st_uid in (os.geteuid(), 0) and not (shared and not (above and info.st_mode & stat.S_ISVTX))
+
+
+def _is_alone_in_group(info: os.stat_result) -> bool:
+    """Return whether the group of a folder is its owner's private one, as on systems with umask 002."""
+    try:
+        owner, group = pwd.getpwuid(info.st_uid), grp.getgrgid(info.st_gid)
+    except KeyError:
+        return False
+    return owner.pw_gid == info.st_gid and group.gr_name == owner.pw_name and set(group.gr_mem) <= {owner.pw_name}
+
+
+@functools.cache  # once per process
+def _say_unused(place: Path) -> None:
+    if os.environ.get("RANK", "0") == "0":  # the others find the same
+        terminal.say(
+            f"the cache is not used: {place} belongs to another user, or others may write to it; take it over with "
+            "chown and chmod go-w, or set XDG_CACHE_HOME to a folder of your own",
+            "stderr",
+        )
 
 
 def nearest(folder: Path) -> Path:

@@ -4,9 +4,11 @@ The names under `REPLACED` are those that temporary files had while they could b
 """
 
 import contextlib
+import grp
 import hashlib
 import io
 import os
+import pwd
 import tarfile
 import threading
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from sightline.data.sources import index_files
 from sightline.data.writing.pieces import Journal, alone_in
 from sightline.engine.checkpoint import Checkpoints
 from sightline.errors import UsageError
+from sightline.files import whole
 from sightline.files.whole import cache_folder, write_text, write_whole
 from sightline.runs import folder as run_folder
 from sightline.runs.attempts import Attempt
@@ -253,4 +256,47 @@ def test_a_cache_that_others_can_write_to_is_not_used(shared: Path, monkeypatch:
         os.chown(folder, 12345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert cache_folder("compiled") is None
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder `compiled` of a cache below `home/cache`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+    folder = cache_folder("compiled")
+    assert folder == tmp_path / "home" / "cache" / "sightline" / "compiled"
+    return folder
+
+
+@pytest.mark.parametrize("depth", range(4))
+@pytest.mark.parametrize("mode", [0o770, 0o2775, 0o777])
+def test_a_cache_below_a_folder_of_a_group_is_not_used(own_cache: Path, depth: int, mode: int, monkeypatch, capsys):
+    place = [own_cache, *own_cache.parents][depth]
+    place.chmod(mode)
+    group = grp.struct_group(("staff", "x", place.stat().st_gid, []))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
+    whole._say_unused.cache_clear()
+    assert cache_folder("compiled") is None and cache_folder("compiled") is None
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"the cache is not used: {place} belongs to another user, or others may" in said
+    place.chmod(0o755)
+    assert cache_folder("compiled") == own_cache
+
+
+@pytest.mark.parametrize(("others", "is_used"), [([], True), (["me"], True), (["me", "eve"], False)])
+def test_a_cache_of_a_users_private_group_is_used(own_cache: Path, others: list[str], is_used: bool, monkeypatch):
+    """As umask 002 leaves it, where each user has a group of the same name."""
+    for place in (own_cache, *own_cache.parents[:3]):
+        place.chmod(0o2775)
+    info = own_cache.stat()
+    user = pwd.struct_passwd(("me", "x", info.st_uid, info.st_gid, "", "/", ""))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group(("me", "x", gid, others)))
+    assert (cache_folder("compiled") == own_cache) == is_used
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives a folder to another user")
+@pytest.mark.parametrize("depth", range(4))
+def test_a_cache_below_a_folder_of_another_user_is_not_used(own_cache: Path, depth: int):
+    os.chown([own_cache, *own_cache.parents][depth], 12345, -1)
     assert cache_folder("compiled") is None
