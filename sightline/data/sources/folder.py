@@ -1,8 +1,8 @@
 """Images in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, PATH/train alone, or PATH/CLASS/*.jpg.
 Other names of splits count if they differ in the split alone: PATH/img_train/CLASS/*.jpg, PATH/img_val/CLASS/*.jpg.
 
-The list of a large data set is kept between runs and used while no folder has changed. A file rewritten in place leaves
-its folder's time as it was: it is read as it is now, but the kept fingerprint does not see its new size.
+The list of a large data set is kept between runs and used while every folder is the one that was listed, unchanged. The
+kept fingerprint does not see the size of a file rewritten in place, which is read as it is now.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIN_KEPT = 20_000
 # Folders of other layouts: where one of these lies beside images, `auto` does not take its neighbours for classes.
 _FOREIGN = {"annotations", "images", "labels", "masks", "imagesets", "jpegimages", "imagestr", "labelstr"}
 _SPLIT_NAMES = {name for names in layouts.NAMES.values() for name in names}
-_INDEX_KEY = index_files.digest("folder", 4)
+_INDEX_KEY = index_files.digest("folder", 5)
 _name_of = operator.attrgetter("name")
 _DEPTH = 3  # of folders within a class in which `detect` looks for a first image
 
@@ -245,18 +245,19 @@ def _listed(path: str, root: Path, classes: list[str], wants_all: bool) -> Listi
     """List the images below `root`, all of whose class folders are given, and keep the list of many."""
     walk = Walk(root)
     listing = walk.list(classes, wants_all)
-    if len(listing.names) >= MIN_KEPT and not walk.leads_nowhere and index_files.is_settled(walk.changed_ns):
+    if len(listing.names) >= MIN_KEPT and not walk.leads_nowhere and walk.is_settled():
         texts = {"classes": classes, "folders": walk.folders, "ignored": list(walk.ignored)}
         arrays: index_files.Arrays = {
             "labels": listing.labels.astype(np.int32),
             "sizes": listing.sizes.astype(np.int64),
-            "changed_ns": np.asarray(walk.changed_ns, np.int64),
+            "states": np.asarray(walk.states, np.int64).ravel(),
             "ignored_counts": np.asarray(list(walk.ignored.values()), np.int64),
             **listing.names.arrays("names"),
         }
         for key, values in texts.items():
             arrays |= Names.of([os.fsencode(value) for value in values]).arrays(key)
-        index_files.save(*_place_of_index(path, root), _INDEX_KEY, arrays)
+        place, name = _place_of_index(path, root)
+        index_files.save(place, name, _INDEX_KEY, arrays, beside=place != root)
     return listing
 
 
@@ -266,24 +267,32 @@ def _place_of_index(path: str, root: Path) -> tuple[Path, str]:
 
 
 def _kept(path: str, root: Path) -> Kept | None:
-    """Return what an earlier run listed, if every folder below `root` still has the time it had then."""
+    """Return what an earlier run listed, if every folder below `root` is still in the state it had then."""
     kept = index_files.load(*_place_of_index(path, root), _INDEX_KEY)
     if kept is None:
         return None
     try:
         names, folders, found = (Names.loaded(kept, key).below() for key in ("names", "folders", "classes"))
         kinds = Names.loaded(kept, "ignored").all()
-        labels, sizes, changed_ns = (kept[key] for key in ("labels", "sizes", "changed_ns"))
+        labels, sizes, states = (kept[key] for key in ("labels", "sizes", "states"))
         classes = [os.fsdecode(name) for name in found.all()]
         is_whole = len(names) == len(labels) == len(sizes) > 0 and sorted(set(classes)) == classes
         if not is_whole or labels.min() < 0 or labels.max() >= len(classes):
             return None
         above = os.fsencode(root)
-        now = [os.stat(b"%b/%b" % (above, folder)).st_mtime_ns for folder in folders.all()]
+        now = [_state(os.stat(b"%b/%b" % (above, folder))) for folder in folders.all()]
+        if states.tolist() != [number for state in now for number in state] or class_folders(root) != classes:
+            return None
         ignored = Counter(dict(zip(map(os.fsdecode, kinds), kept["ignored_counts"].tolist(), strict=True)))
     except (OSError, KeyError, ValueError):
         return None
-    return Kept(Listing(names, labels, sizes, ignored), classes) if now == changed_ns.tolist() else None
+    return Kept(Listing(names, labels, sizes, ignored), classes)
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what shows that a folder was changed or replaced. The time of its content alone does not: tar, rsync and
+    images of file systems set it. No number of its device, which may be another one after each mount."""
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino & (2**63 - 1), status.st_size
 
 
 def class_folders(root: Path) -> list[str]:
@@ -298,12 +307,12 @@ def class_folders(root: Path) -> list[str]:
 
 
 class Walk:
-    """Lists class folders and remembers each folder it saw with the time of its last change."""
+    """Lists class folders and remembers each folder it saw and its state."""
 
     def __init__(self, root: Path):
         self.root = root
-        self.folders = [""]  # the time of the root shows class folders that come and go
-        self.changed_ns = [root.stat().st_mtime_ns]
+        self.folders = [""]  # the state of the root shows class folders that come and go
+        self.states = [_state(root.stat())]
         self.ignored: Counter[str] = Counter()
         self.leads_nowhere = False  # a link beside the classes, which may become one while no folder changes
         self._above = os.fspath(root)
@@ -330,6 +339,10 @@ class Walk:
         labels = np.repeat(np.arange(len(classes)), counts)
         return Listing(Names.of(names), labels, np.asarray(self._sizes, np.int64), self.ignored)
 
+    def is_settled(self) -> bool:
+        """Return whether no folder has changed so lately that another change could leave it in the same state."""
+        return index_files.is_settled(time for state in self.states for time in state[:2])
+
     def _others_in(self, name: str) -> str:
         """Say what a class folder without images holds."""
         alone = Walk(self.root)
@@ -344,7 +357,7 @@ class Walk:
             if layouts.is_folder(entry):
                 if self._is_result(entry, entry.name):  # it becomes a class where images are put into it
                     self.folders.append(entry.name)
-                    self.changed_ns.append(os.stat(entry.path).st_mtime_ns)
+                    self.states.append(_state(os.stat(entry.path)))
             elif entry.is_symlink() and not os.path.exists(entry.path):
                 self.leads_nowhere = True
             elif entry.name.lower().endswith(IMAGES):
@@ -366,7 +379,7 @@ class Walk:
             raise BadData(f"{folder} cannot be read: {error.strerror}; make it readable or remove it") from error
         seen.add((status.st_dev, status.st_ino))
         self.folders.append(relative)
-        self.changed_ns.append(status.st_mtime_ns)
+        self.states.append(_state(status))
         for entry in entries:
             name = entry.name
             if name.startswith("."):

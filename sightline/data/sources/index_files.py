@@ -1,6 +1,6 @@
 """Indexes kept between runs: what a scan of the data found, as arrays in one checked file.
 
-It lies beside the data (.sightline-index-...) or, where they are read-only, in $XDG_CACHE_HOME/sightline. One that is
+It lies beside the data (.sightline-index-...) or, where it cannot, in $XDG_CACHE_HOME/sightline. One that is
 stale, damaged or not ours counts as absent, one that cannot be kept costs the next run a scan: neither is an error.
 """
 
@@ -124,10 +124,11 @@ def load(root: Path, name: str, key: str) -> Arrays | None:
     return None
 
 
-def save(root: Path, name: str, key: str, arrays: Arrays) -> None:
-    """Keep the arrays where `load` finds them; a reader sees the old file or the new one, never a part."""
+def save(root: Path, name: str, key: str, arrays: Arrays, beside: bool = True) -> None:
+    """Keep the arrays where `load` finds them; a reader sees the old file or the new one, never a part. `beside`: in
+    the folder of the data, where it can be written; not where the index tells when that folder was last changed."""
     data = _encode(key, arrays)
-    for place in _places(root, name):
+    for place in _places(root, name)[not beside :]:
         try:
             if place.parent != root:
                 place.parent.mkdir(parents=True, exist_ok=True)

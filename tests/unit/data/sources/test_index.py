@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -257,6 +259,7 @@ def test_an_index_that_points_outside_is_made_again(data: Path, scans: list[str]
 @pytest.fixture
 def images(tmp_path: Path, settle, monkeypatch) -> Path:
     monkeypatch.setattr(folder, "MIN_KEPT", 3)
+    monkeypatch.setattr(index_files, "SETTLED_S", 0)  # no call sets when a folder itself was changed
     root = tmp_path / "images"
     for name in ("train/ant/1.jpg", "train/ant/deep/2.jpg", "train/bee/3.jpg", "val/ant/4.jpg"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -300,7 +303,7 @@ def forge(place: Path, change: Callable[[index_files.Arrays], None]) -> None:
     """Change what an index holds; its checksum and key are right again, and so is the time of its folder."""
     before = place.parent.stat().st_mtime_ns
     data = place.read_bytes()
-    at = data.index(b"{")
+    at = index_files._PREFIX
     key = json.loads(data[at : at + int.from_bytes(data[at - 4 : at], "little")])["key"]
     name = place.name.removeprefix(".sightline-index-")
     arrays = {name: array.copy() for name, array in (index_files.load(place.parent, name, key) or {}).items()}
@@ -365,6 +368,67 @@ def test_a_changed_folder_is_listed_again(images: Path, listings: list[str], cha
     assert listings == ["train", "train"]
     (images / ".sightline-index-folder-train").unlink()
     assert listed(images) == again
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda train: (train / "ant" / "0.jpg").write_bytes(b"new"),
+        lambda train: shutil.copytree(train / "bee", train / "cat"),
+        lambda train: (shutil.copytree(train, new := train.with_name("new")), shutil.rmtree(train), new.rename(train)),
+    ],
+    ids=["added", "class added", "replaced"],
+)
+def test_a_folder_whose_time_was_set_back_is_listed_again(images: Path, listings: list[str], settle, change):
+    """As tar, rsync and images of file systems do, some with one time for everything."""
+    listed(images)
+    time.sleep(0.05)  # longer than a tick of the system's clock
+    change(images / "train")
+    settle(images)
+    again = listed(images)
+    assert listings == ["train", "train"]
+    (images / ".sightline-index-folder-train").unlink()
+    assert listed(images) == again
+
+
+@pytest.mark.parametrize("change", [lambda s: s._replace(st_ino=7), lambda s: s._replace(st_size=7)])
+def test_another_folder_with_the_same_times_is_told_apart(change):
+    """In read-only images of file systems both times may be those of the first version."""
+
+    class Status(NamedTuple):
+        st_mtime_ns: int = 0
+        st_ctime_ns: int = 0
+        st_ino: int = 2**64 - 1
+        st_size: int = 0
+
+    assert folder._state(Status()) != folder._state(change(Status()))
+    np.asarray(folder._state(Status()), np.int64)
+
+
+def test_class_folders_are_compared_by_name_too(images: Path, listings: list[str], monkeypatch):
+    """A read-only image of a file system may give all folders the same times, sizes and numbers."""
+    monkeypatch.setattr(folder, "_state", lambda status: (0, 0, 0, 0))
+    assert listed(images) == listed(images) and listings == ["train"]
+    shutil.copytree(images / "train" / "bee", images / "train" / "cat")
+    assert listed(images)[0] == ("ant", "bee", "cat")
+
+
+def test_what_became_a_folder_a_moment_ago_is_not_kept(images: Path, listings: list[str], monkeypatch):
+    """Its content is old by its time, which whoever unpacked it has set."""
+    monkeypatch.setattr(index_files, "SETTLED_S", 60)
+    assert listed(images) == listed(images)
+    assert listings == ["train", "train"] and kept_files(images) == []
+
+
+def test_class_folders_without_splits_are_listed_once(images: Path, listings: list[str], cache_home: Path):
+    """An index among the class folders would change the folder whose state it holds."""
+    root = images / "train"
+    first = listed(root)
+    assert listed(root) == first and listings == ["train"]
+    assert kept_files(images) == []
+    assert [name.rpartition("-")[0] for name in kept_files(cache_home)] == ["index-folder"]
+    (root / "ant" / "0.jpg").write_bytes(b"new")
+    assert listed(root) != first
 
 
 def test_a_folder_of_results_that_becomes_a_class_is_seen(images: Path, listings: list[str], settle):
