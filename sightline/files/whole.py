@@ -60,17 +60,19 @@ def _is_ours(place: Path, above: bool) -> bool:
     """Return whether nobody but this user (and root) can write to a folder or, of one above it, replace what it
     holds: where the sticky bit is set, owners alone may."""
     info = place.stat()
-    shared = info.st_mode & stat.S_IWOTH or (info.st_mode & stat.S_IWGRP and not _is_alone_in_group(info))
+    is_private = any(_is_private(info.st_gid, user) for user in (info.st_uid, os.geteuid()))
+    shared = info.st_mode & stat.S_IWOTH or (info.st_mode & stat.S_IWGRP and not is_private)
     return info.st_uid in (os.geteuid(), 0) and not (shared and not (above and info.st_mode & stat.S_ISVTX))
 
 
-def _is_alone_in_group(info: os.stat_result) -> bool:
-    """Return whether the group of a folder is its owner's private one, as on systems with umask 002."""
+def _is_private(group: int, user: int) -> bool:
+    """Return whether a group is a user's own, as on systems with umask 002: of the same name, without other members. In
+    a pod neither need have a name; its volumes have the user's number as their group's."""
     try:
-        owner, group = pwd.getpwuid(info.st_uid), grp.getgrgid(info.st_gid)
+        found, name = grp.getgrgid(group), pwd.getpwuid(user).pw_name
     except KeyError:
-        return False
-    return owner.pw_gid == info.st_gid and group.gr_name == owner.pw_name and set(group.gr_mem) <= {owner.pw_name}
+        return group == user
+    return found.gr_name == name and set(found.gr_mem) <= {name}
 
 
 @functools.cache  # once per process

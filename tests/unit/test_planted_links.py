@@ -300,3 +300,16 @@ def test_a_cache_of_a_users_private_group_is_used(own_cache: Path, others: list[
 def test_a_cache_below_a_folder_of_another_user_is_not_used(own_cache: Path, depth: int):
     os.chown([own_cache, *own_cache.parents][depth], 12345, -1)
     assert cache_folder("compiled") is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives a folder to another group")
+@pytest.mark.parametrize(("user", "is_used"), [(4242, True), (4243, False)])
+def test_a_volume_of_a_pod_is_used_whose_group_has_the_users_number(
+    own_cache: Path, user: int, is_used: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """As Kubernetes gives it to a pod's fsGroup; neither user nor group has a name there."""
+    for place in (own_cache, own_cache.parent):
+        os.chown(place, 0, 4242)
+        place.chmod(0o2775)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert (cache_folder("compiled") == own_cache) == is_used
