@@ -7,9 +7,9 @@
 The first call traces the default tests once (coverage.py; about ten minutes) to learn which tests run which line. The
 map is kept in .mutants/: changed tests are traced again, lines of the package that moved are found again; delete the
 folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its line, also in a
-process that they fork, are run, the most specific first and slow ones last, until one fails or `--limit` seconds of
+process that they fork or start, are run, the most specific first and slow ones last, until one fails or `--limit` seconds of
 tests are used up, as they take on free cores: what none of these notices counts as missed. Of a constant or a field the
-tests of what reads it are run. What runs only in a process that a test starts anew, or kills, counts for no test. The
+tests of what reads it are run. What runs only in a process that a test kills counts for no test. The
 tests that caught a bug are run once more without one: those that fail then have caught nothing, and their bugs are
 tried again.
 
@@ -95,6 +95,7 @@ SLEEP, FREE = "time.sleep", "gc.collect"
 FEW_READERS = 40  # of a name in other files; one that more read, as `path`, is not the same there
 SLOW_S = 4.0  # a test that takes longer comes after all others
 SHARES = 16  # of the tests that caught bugs, run at once without one
+STARTED = 'import os\nif "MUTANTS_TEST" in os.environ:\n    import traced\n    traced.trace()\n'
 STAGES_S = (2.0, 10.0, float("inf"))  # each a process of its own, which reads only the files of its tests
 WARM = ("pytest", "numpy.ma", "torch._dynamo", "torch.distributed.run", "torchvision.transforms.v2", "PIL.Image")
 CAUGHT, LATE = ("caught", "hung"), "not tried in time"
@@ -367,7 +368,8 @@ def _trace(tests: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
         environ = _environ(REPO) | {"MUTANTS_TRACE": folder}
         words = ["-q", "-n", str(jobs), "--dist", "worksteal", "-p", "random_mutants", "--no-header", "--durations=0"]
         words += ["-p", "no:cacheprovider", "-vv", *tests]
-        environ["PYTHONPATH"] = os.pathsep.join([str(REPO / "tests"), environ["PYTHONPATH"]])
+        environ["PYTHONPATH"] = os.pathsep.join([folder, str(REPO / "tests"), environ["PYTHONPATH"]])
+        Path(folder, "sitecustomize.py").write_text(STARTED)  # Python runs it where a process starts
         with (KEPT / "trace.log").open("w") as log:
             command, loads = [sys.executable, "-m", "pytest", *words], []
             tracing = subprocess.Popen(command, cwd=REPO, env=environ, stdout=log, stderr=log)
@@ -400,7 +402,7 @@ def _trace(tests: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
 def pytest_configure(config: object) -> None:
     """As a plugin of the tracing run: trace every test process, and what it asks tests/warm.py to fork."""
     global _tracer
-    if "MUTANTS_TRACE" in os.environ:
+    if "MUTANTS_TRACE" in os.environ and hasattr(config, "workerinput"):
         import traced  # type: ignore[import-not-found]
         import warm  # type: ignore[import-not-found]
 

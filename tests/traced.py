@@ -1,4 +1,4 @@
-"""Tells tests/random_mutants.py which lines a test runs, also in the processes that it forks.
+"""Tells tests/random_mutants.py which lines a test runs, also in the processes that it forks or starts.
 
 MUTANTS_TRACE is the folder of what was found, MUTANTS_TEST a file with the name of the test that runs now.
 """
@@ -19,9 +19,12 @@ def trace() -> "coverage.Coverage":
     """Trace this process and its forks from here on; each writes a file of its own where it ends, unless killed."""
     import coverage
 
+    if tracer := coverage.Coverage.current():
+        name_test(tracer)
+        return tracer
     data = Path(os.environ["MUTANTS_TRACE"], "data")
     tracer = coverage.Coverage(str(data), data_suffix=True, source=[*map(str, PACKAGES)], config_file=False)
-    tracer.set_option("run:patch", ["_exit"])
+    tracer.set_option("run:patch", ["_exit", "execv"])
     tracer.set_option("run:disable_warnings", ["no-data-collected", "module-not-measured"])
     tracer.start()
     name_test(tracer)
