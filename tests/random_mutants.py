@@ -7,15 +7,16 @@
 The first call traces the default tests once (coverage.py; about ten minutes) to learn which tests run which line. The
 map is kept in .mutants/: changed tests are traced again, lines of the package that moved are found again; delete the
 folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its line, also in a
-process that they fork or start, are run, the most specific first and slow ones last, until one fails or `--limit` seconds of
-tests are used up, as they take on free cores: what none of these notices counts as missed. Of a constant or a field the
-tests of what reads it are run. What runs only in a process that a test kills counts for no test. The
+process that they fork or start, are run, the most specific first and slow ones last, until one fails or `--limit`
+seconds of tests are used up, as they take on free cores: what none of these notices counts as missed. Of a constant or
+a field the tests of what reads it are run. What runs only in a process that a test kills counts for no test. The
 tests that caught a bug are run once more without one: those that fail then have caught nothing, and their bugs are
 tried again.
 
 Left out of the rate, with their numbers: bugs of tests/equivalent_mutants.txt, which nobody could notice, and by rule
 what only a GPU shows (a dropped `device=` of a new tensor, `non_blocking=` or `pin_memory=`, a dropped wait for the
-device) or only a clock or a meter of memory (how long `time.sleep` sleeps, a dropped `time.sleep` or `gc.collect`).
+device) or only a clock or a meter of memory (how long `time.sleep` sleeps, a dropped `time.sleep` or `gc.collect`, the
+value of a constant of seconds, such as POLL_S).
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ ON_DEVICE = re.compile(r"kernels/.*_triton\.py|kernels/cudnn/|kernels/bottleneck
 # Runs tests/unit/kernels/interpreted_*.py in processes of their own.
 INTERPRETED = "tests/unit/kernels/test_instance_norm.py::test_all_kernels_compute_it_in_tritons_interpreter[not slow]"
 
+# Compares the numbers of this page, which names them by module, with the code.
+LIMITS = ("docs/reference/limits.md", "tests/unit/test_limits.py::test_the_page_has_the_limits_of_the_code")
+
 COMPARISONS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -90,8 +94,10 @@ ARITHMETIC = {
 # their number is printed. DEVICE: without the place of a tensor (the tests run where all tensors are on the CPU, so
 # that all results stay), of an asynchronous copy, or without the wait for it. TIME: waits, and when memory is freed.
 DEVICE, TIME = "shows on a GPU only", "changes time or memory alone"
-ASYNCHRONOUS, WAITS = ("non_blocking", "pin_memory"), ("device.synchronize", "torch.cuda.synchronize")
+ASYNCHRONOUS, WAITS = ("non_blocking", "pin_memory"), ("synchronize", "wait_stream", "wait_event", "record_stream")
 SLEEP, FREE = "time.sleep", "gc.collect"
+# Constants of seconds, but those that a model of time computes with or that a page holds.
+TIMES = re.compile(r"(?!.*(HOP|START|PER|COLD|WARM|GRACE|RELOAD|LEAST))_?[A-Z_]+_(S|TIMEOUT)")
 FEW_READERS = 40  # of a name in other files; one that more read, as `path`, is not the same there
 SLOW_S = 4.0  # a test that takes longer comes after all others
 SHARES = 16  # of the tests that caught bugs, run at once without one
@@ -144,6 +150,9 @@ def bugs_of(file: str, source: str) -> list[Bug]:
         for part in ast.walk(call)
         if part is not call
     }
+    for each in tree.body:  # and in constants of seconds
+        names = {target.id for target in _targets(each) if TIMES.fullmatch(target.id)}
+        within |= {id(part): name for name in names for part in ast.walk(each)}
     for node, instead in _edits(tree, False):
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
@@ -159,14 +168,20 @@ def _rule(node: ast.AST, instead: str, call: str) -> str:
     """Return the rule by which an edit is left out, "" of most; `call` is what the node is an argument of."""
     name = _name(node.value if isinstance(node, ast.Expr) else node)
     if isinstance(node, ast.Expr):
-        return DEVICE if name in WAITS else TIME if name in (SLEEP, FREE) else ""
+        return DEVICE if name.rpartition(".")[2] in WAITS else TIME if name in (SLEEP, FREE) else ""
     if isinstance(node, ast.Call) and instead != "return None":
         kept = {each.arg for each in ast.parse(instead, mode="eval").body.keywords}  # type: ignore[attr-defined]
         dropped = next((each for each in node.keywords if each.arg not in kept), None)
         makes_tensor = re.match(r"torch\.[a-z]", name) and not isinstance(dropped and dropped.value, ast.Constant)
         if dropped and (dropped.arg in ASYNCHRONOUS or (dropped.arg == "device" and makes_tensor)):
             return DEVICE
-    return TIME if isinstance(node, ast.Constant) and call == SLEEP else ""
+    return TIME if isinstance(node, ast.Constant) and (call == SLEEP or TIMES.fullmatch(call)) else ""
+
+
+def _targets(node: ast.AST) -> list[ast.Name]:
+    """Return the names that an assignment gives a value."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [part for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
 
 
 def _name(node: ast.AST) -> str:
@@ -489,10 +504,12 @@ def _places(bug: Bug) -> list[tuple[str, int]]:
 
 def _given_a_value(tree: ast.AST, line: int) -> list[str]:
     """Return the names that an assignment on a line gives a value."""
-    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign)]
-    nodes = [node for node in assigned if node.lineno <= line <= (node.end_lineno or 0)]
-    targets = [each for node in nodes for each in (node.targets if isinstance(node, ast.Assign) else [node.target])]
-    return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.AnnAssign) and _is_on(node, line)]
+    return [target.id for node in nodes for target in _targets(node)]
+
+
+def _is_on(node: ast.Assign | ast.AnnAssign, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
 
 
 def _readers(name: str, file: str) -> list[tuple[str, int]]:
@@ -506,7 +523,7 @@ def _readers(name: str, file: str) -> list[tuple[str, int]]:
 def _read_names() -> dict[str, list[tuple[str, int]]]:
     """Return {name or attribute: [(file, line) that reads it in a function]}."""
     found: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for path in sorted((REPO / "sightline").rglob("*.py")):
+    for path in found_in(PACKAGES, "*.py"):
         file = path.relative_to(REPO).as_posix()
         for function in ast.walk(ast.parse(path.read_text("utf-8"))):
             for part in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
@@ -517,10 +534,12 @@ def _read_names() -> dict[str, list[tuple[str, int]]]:
 
 
 def _naming_constant(bug: Bug) -> list[str]:
-    """Return the tests that name the constant of a module in which a bug is: they run no line of it."""
+    """Return the tests that name the constant of a module in which a bug is, or whose page does: they run no line of
+    it."""
     tree = ast.parse((REPO / bug.file).read_text("utf-8"))
     names = _given_a_value(ast.Module([each for each in tree.body if isinstance(each, ast.Assign)], []), bug.line)
-    found = []
+    page = (REPO / LIMITS[0]).read_text("utf-8") if names else ""
+    found = [LIMITS[1]] * any(f"`{_module(bug.file)}.{name}`" in page for name in names)
     for file in _naming(bug.file) if names else []:
         lines = (REPO / file).read_text("utf-8").splitlines()
         for node in ast.parse("\n".join(lines)).body:
@@ -530,9 +549,13 @@ def _naming_constant(bug: Bug) -> list[str]:
     return found
 
 
+def _module(file: str) -> str:
+    return file.removeprefix("packages/migrate/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def _naming(file: str) -> list[str]:
     """Return the test files that name a module, and the test of those that Triton's interpreter runs."""
-    module = file.removeprefix("packages/migrate/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    module = _module(file)
     package, _, name = module.rpartition(".")
     pattern = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import .*\b{name}\b")
     paths = found_in(TESTS, "test_*.py")

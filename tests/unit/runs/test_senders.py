@@ -363,10 +363,10 @@ class Wandb(types.ModuleType):
     def log(self, values: dict[str, Any]) -> None:
         self.told.append(values)
 
-    def Image(self, image: Pillow.Image, caption: str) -> Any:  # noqa: N802
+    def Image(self, image: Pillow.Image, caption: str) -> Any:
         return image.size, caption
 
-    def Html(self, path: str, inject: bool) -> Any:  # noqa: N802
+    def Html(self, path: str, inject: bool) -> Any:
         return path, inject
 
     def finish(self, exit_code: int) -> None:
@@ -405,7 +405,11 @@ def test_a_run_of_wandb_has_settings_points_drawings_and_its_end(run: Path, pack
         ("*", "step"),
         {"evaluate/top1": 0.5, "step": 4},
         {
-            "worst": [((12, 9), "01 image of sample 3"), ((5, 6), "02 image of sample 8"), ((7, 8), "02 truth of sample 8")],
+            "worst": [
+                ((12, 9), "01 image of sample 3"),
+                ((5, 6), "02 image of sample 8"),
+                ((7, 8), "02 truth of sample 8"),
+            ],
             "step": 4,
         },
         {"evaluate/top1": 0.75, "epoch": 2.0, "step": 6},  # the drawings are those of before
