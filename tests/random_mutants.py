@@ -302,7 +302,10 @@ def traced(jobs: int) -> Map:
     known = json.loads(stored.read_text()) if stored.exists() else empty
     known["runs"] = _moved(known["runs"], known["package"], package)
     known["package"] = package
-    stale = [test for test, digest in digests.items() if known["tests"].get(test) != digest]
+    collected = _collected()
+    gone = {test for test in known["runs"] if "::" in test and test not in collected}  # its parameters are others now
+    others = {_function(test) for test in gone}
+    stale = [test for test, digest in digests.items() if known["tests"].get(test) != digest or test in others]
     lasting = {file for test in digests for file in (test.partition("::")[0], test)} - set(stale)
     for name in ("runs", "seconds"):
         known[name] = {test: value for test, value in known[name].items() if _function(test) in lasting}
@@ -321,6 +324,13 @@ def traced(jobs: int) -> Map:
             for number in numbers:
                 by_line[file][number].append(test)
     return Map(by_line, known["seconds"], lines)
+
+
+def _collected() -> set[str]:
+    """Return the names of all tests: pytest would run none of a list in which it does not know one."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *map(str, TESTS)]
+    done = subprocess.run(command, cwd=REPO, env=_environ(REPO), capture_output=True, text=True, check=True)
+    return {line for line in done.stdout.splitlines() if "::" in line}
 
 
 def _moved(
