@@ -211,3 +211,12 @@ def test_a_voxel_is_round_in_a_larger_picture_and_does_not_melt_away_in_a_smalle
     third = (np.random.default_rng(0).random((1280, 1280)) < 0.3).astype(np.uint8)
     small = outlined(Image.new("RGB", (128, 128), (90, 90, 90)), third, None)
     assert share_of(small, outline_colour(1)) > 60  # the mean of a pixel has none of it
+
+
+def test_captions_can_be_read_on_any_ground():
+    """Letters are of one colour, each with a dark edge, so that they show on a white scan, too."""
+    white = look(sides=(1, 40, 40))
+    white.image[:] = 1.0
+    sheet = contact_sheet(white)
+    tile = (6, 6, 6 + TILE, 6 + TILE)
+    assert share_of(sheet, (240, 242, 245), tile) > 60 and share_of(sheet, (24, 26, 30), tile) > 60

@@ -90,3 +90,14 @@ def test_what_a_compiler_is_told_of_the_result_is_true(choice: tuple):
         told = nms_in_graph.best_boxes_in_graph(*(mode.from_tensor(each) for each in given), *choice)
     found = best_boxes(*given, *choice)
     assert [(each.shape, each.dtype) for each in told] == [(each.shape, each.dtype) for each in found]
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 300.0, 1e5])
+def test_boxes_of_other_rows_never_count_whatever_their_size(scale: float):
+    """Each row holds the same boxes, and boxes shifted by whole sides of them: what is kept is that of a row alone."""
+    boxes, scores = crowded(1)
+    rows = torch.cat([(boxes + shift) * scale for shift in (0.0, 0.0, 1.0, -1.0, 2.0, 7.0)])
+    is_candidate = (scores[..., 0] > 0.3).expand(len(rows), -1)
+    kept = nms_in_graph.suppress(rows, is_candidate, 0.4)
+    alone = torch.cat([nms_in_graph.suppress(row[None], is_candidate[:1], 0.4) for row in rows])
+    assert torch.equal(kept, alone) and torch.equal(kept, suppress(rows, is_candidate, 0.4))

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 from sightline import api, cli
+from sightline.errors import BadData
 from sightline.files import sizes
 from sightline.inference import checkpoints, predict
 from sightline.parts import PredictOptions
@@ -102,3 +103,16 @@ def test_a_command_draws_no_weights_that_a_checkpoint_replaces(run: Path, monkey
     assert in_command.keys() == in_script.keys() == trained.tensors["model"].keys()
     for name, tensor in trained.tensors["model"].items():
         assert torch.equal(in_command[name], tensor) and torch.equal(in_script[name], tensor), name
+
+
+def test_inputs_that_cannot_be_read_are_named_three_at_most(run: Path, tmp_path: Path):
+    for count in (1, 3, 5):
+        (tmp_path / str(count)).mkdir()
+        for number in range(count):
+            (tmp_path / str(count) / f"{number}.jpg").write_bytes(b"none")
+        (tmp_path / str(count) / "good.jpg").write_bytes((run.parent / "images" / "00.jpg").read_bytes())
+        with pytest.raises(BadData) as refused:
+            api.predict(run, sorted((tmp_path / str(count)).iterdir()), flags=HERE)
+        text = str(refused.value)
+        assert f"{count} of {count + 1} inputs cannot be read (" in text
+        assert [f"{number}.jpg" in text for number in range(count)] == [number < 3 for number in range(count)]

@@ -10,8 +10,10 @@ from sightline.engine import compile_cache
 from sightline.engine.compile_cache import INDUCTOR_CACHE, TRITON_CACHE
 from sightline.errors import UsageError
 from sightline.hardware import devices
+from sightline.measure import warm as warm_module
 from sightline.measure.warm import warm
 from sightline.parts import Batch
+from sightline.recipe.recipe import Run
 
 TINY = """--data.classes=10 --data.size=32 --data.eval-size=32 --data.eval-resize=32 --train.global-batch=8
 --model.width=8 --train.precision=fp32 --run.device=cpu --run.workers=0""".split()
@@ -75,3 +77,25 @@ def test_a_cache_that_cannot_be_written_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="/file/sightline cannot be written; set XDG_CACHE_HOME"):
         warmed()
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "compiles_itself", "ways"),
+    [
+        ("auto", "cuda", True, ("on", "off")),
+        ("on", "cuda", True, ("on",)),
+        ("off", "cuda", True, ("off",)),
+        ("auto", "cuda", False, ("off",)),
+        ("auto", "cpu", True, ("on", "off")),
+        ("on", "cpu", False, ("on",)),
+        ("off", "cpu", True, None),
+        ("auto", "cpu", False, None),
+    ],
+)
+def test_a_first_step_is_made_each_way_that_a_run_may_take(asked, kind, compiles_itself, ways):
+    device = dataclasses.replace(devices.KINDS["cpu"], kind=kind, compile_auto=compiles_itself)
+    if ways is None:
+        with pytest.raises(UsageError, match=f"nothing is compiled on {kind}"):
+            warm_module._ways(Run(compile=asked), device)
+    else:
+        assert warm_module._ways(Run(compile=asked), device) == ways

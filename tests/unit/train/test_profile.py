@@ -215,12 +215,26 @@ def test_ops_of_the_host_count_without_the_ops_they_call():
         event("cpu_op", "aten::add", 60, 20),
         event("cpu_op", "aten::add", 200, 20),  # after the step
     ]
-    table = tabulate(events, 0.0)
-    shares = {kind: row["share"] for kind, row in table["kinds"].items() if row["share"]}
+    for order in (events, events[::-1], [*events[3:], *events[:3]]):  # traces have no order
+        table = tabulate(order, 0.0)
+        shares = {kind: row["share"] for kind, row in table["kinds"].items() if row["share"]}
+        assert shares == {
+            k: pytest.approx(v) for k, v in {"conv": 0.4, "copy": 0.1, "elementwise": 0.2, "idle": 0.3}.items()
+        }
+        assert table["kernels"] == 0
+
+
+def test_of_ops_that_begin_together_the_longer_one_calls_the_other():
+    events = [
+        event("cpu_op", "aten::copy_", 10, 10),
+        event("cpu_op", "aten::conv2d", 10, 50),
+        event("cpu_op", "aten::add", 60, 40),  # begins where the one before ends
+        event("user_annotation", f"{MARK}3", 0, 100),
+    ]
+    shares = {kind: row["share"] for kind, row in tabulate(events, 0.0)["kinds"].items() if row["share"]}
     assert shares == {
-        k: pytest.approx(v) for k, v in {"conv": 0.4, "copy": 0.1, "elementwise": 0.2, "idle": 0.3}.items()
+        k: pytest.approx(v) for k, v in {"conv": 0.4, "copy": 0.1, "elementwise": 0.4, "idle": 0.1}.items()
     }
-    assert table["kernels"] == 0
 
 
 class Net(nn.Module):

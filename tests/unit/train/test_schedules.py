@@ -196,3 +196,21 @@ def test_naming_a_kind_returns_what_only_others_read():
     assert {"drop_epochs": (), "factor": 0.1}.items() <= implied.items()
     assert not {"kind", "warmup_epochs", "final_lr"} & set(implied)
     assert steps.implied({"factor": 0.2}) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "epochs", "words"),
+    [
+        ({"warmup_epochs": 5}, 5, []),
+        ({"warmup_epochs": 5.5}, 5, ["the rate only rises: warm-up takes 5.5 epochs, the run ends after 5"]),
+        ({"kind": "step", "drop_epochs": (2, 4)}, 5, []),
+        ({"kind": "step", "drop_epochs": (2, 4)}, 4, []),  # right at the end, which may be meant
+        ({"kind": "step", "drop_epochs": (2, 4)}, 3, ["does not drop as often"]),
+        ({"kind": "step", "drop_epochs": (2, 4)}, 2, ["never drops"]),
+        ({"kind": "step", "drop_epochs": (2, 4)}, 1, ["never drops"]),
+        ({"kind": "step", "drop_epochs": (4,)}, 4, ["never drops"]),
+    ],
+)
+def test_a_rate_that_cannot_do_what_was_planned_is_reported(fields: dict, epochs: int, words: list[str]):
+    found = ScheduleConfig(**fields).warnings(epochs)
+    assert len(found) == len(words) and all(word in text for word, text in zip(words, found, strict=True))

@@ -40,10 +40,7 @@ def dtype_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the dtype among the arguments of `.to()`, or None."""
     if "dtype" in kwargs:
         return kwargs["dtype"]
-    for value in args[:2]:
-        if isinstance(value, torch.dtype):
-            return value
-    return None
+    return next((value for value in args if isinstance(value, torch.dtype)), None)
 
 
 class Conversions:

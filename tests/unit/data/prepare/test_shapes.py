@@ -5,7 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import nibabel
@@ -406,10 +406,21 @@ def test_out_must_be_a_folder(options, tmp_path):
         prepare(replace(options, out=tmp_path / "file"), silent)
 
 
-@pytest.mark.parametrize("bad", [{"seed": -1}, {"only": ()}, {"only": ("sound",)}, {"train_volumes": 0}])
+AMOUNTS = [field.name for field in fields(ShapesOptions) if field.name not in ("out", "only", "seed")]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"seed": -1}, {"seed": 2**63}, {"only": ()}, {"only": ("sound",)}, *({name: 0} for name in AMOUNTS)],
+)
 def test_options_that_cannot_work_are_refused_at_once(tmp_path, bad):
     with pytest.raises(UsageError, match=next(iter(bad))):
         ShapesOptions(out=tmp_path, **bad)
+
+
+def test_the_smallest_options_and_the_largest_seed_are_taken(tmp_path):
+    least = ShapesOptions(out=tmp_path, seed=2**63 - 1, **dict.fromkeys(AMOUNTS, 1))
+    assert len(AMOUNTS) >= 6 and {getattr(least, name) for name in AMOUNTS} == {1}
 
 
 if __name__ == "__main__":
