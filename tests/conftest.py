@@ -33,11 +33,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs an accelerator; torch finds none on this machine"))
 
 
-def pytest_collection_finish() -> None:
-    """Ten thousand collected tests are no rubbish of a user's process: a collection would look at all of them, for half
-    a second at the start of every call of the API."""
-    gc.freeze()
-    atexit.register(gc.unfreeze)  # libraries may check at the end that what they made is gone
+_file = [Path()]
+atexit.register(gc.unfreeze)  # libraries may check at the end that what they made is gone
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Freeze, before the first test of each file, what collecting the tests and earlier files left: modules, caches and
+    thousands of tests, none of them in a user's process. Each call of the API begins with a collection, which would
+    look at all of them, half a second each time."""
+    if item.path != _file[0]:
+        _file[0] = item.path
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

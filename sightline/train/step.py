@@ -147,6 +147,8 @@ class Step:
         self._guarded = _by_kind(_apart([_bits(tensor) for tensor in guarded]))
         self._kept = [torch.cat(tensors) for tensors in self._guarded]
         self._choose_what_learns(state.progress.step)
+        # torch.manual_seed also keeps the seed, with the formatted stack, for every kind of device not in use.
+        self._seed = torch.default_generator.manual_seed if device.kind == "cpu" else torch.manual_seed
 
     def __call__(self, batch: Batch, step: int, lr: float) -> None:
         """Make update number `step` of the run."""
@@ -158,7 +160,7 @@ class Step:
             self._capture(batch)
         # Dropout is a function of (seed, rank, step): a resumed run draws the same masks; after warm-up,
         # which draws too.
-        torch.manual_seed(_mixed(*self.seed, step))
+        self._seed(_mixed(*self.seed, step))
         self._run(batch)
         if self.state.ema:
             self.state.ema.update(step, self._finite)

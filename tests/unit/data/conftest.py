@@ -1,6 +1,7 @@
 """Makers of shards for the tests of sources, and a cache folder of their own."""
 
 import io
+import itertools
 import json
 import os
 import tarfile
@@ -11,11 +12,13 @@ import pytest
 
 from sightline.data.formats.records import encode_example, frame
 
+NUMBERS = itertools.count()
+
 
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> Path:
-    """No test leaves an index in the user's own cache."""
-    home = tmp_path_factory.mktemp("cache")
+    """No test leaves an index in the user's own cache, nor finds that of another test."""
+    home = tmp_path_factory.getbasetemp() / f"cache of test {next(NUMBERS)}"  # made by what writes there
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     return home
 
