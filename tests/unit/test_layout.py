@@ -166,14 +166,18 @@ def room_of(name: str) -> tuple[str, str]:
     return "light" if LIGHT.fullmatch(module) else folder, folder
 
 
-def is_for_types(module: Module, line: int) -> bool:
-    """Whether a line stands below `if TYPE_CHECKING`, so that it never runs."""
-    return any(
-        isinstance(node, ast.If)
-        and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+@cache
+def blocks_for_types(module: Module) -> list[tuple[int, int]]:
+    """(first line, last line) below every `if TYPE_CHECKING`, which never run."""
+    return [
+        (node.body[0].lineno, node.body[-1].end_lineno or 0)
         for node in module.nodes
-    )
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    ]
+
+
+def is_for_types(module: Module, line: int) -> bool:
+    return any(first <= line <= last for first, last in blocks_for_types(module))
 
 
 def imports_point_down(module: Module) -> Offences:
@@ -308,7 +312,7 @@ def torchvision_decodes_nothing(module: Module) -> Offences:
         if is_in(name, "torchvision.io"):
             yield line, f"imports {name}, which torchvision is going to drop; use sightline/data/decode.py"
     for node in module.nodes:
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.ops.image":
+        if isinstance(node, ast.Attribute) and node.attr == "image" and ast.unparse(node) == "torch.ops.image":
             yield node.lineno, "torch.ops.image are torchvision's, which is going to drop them"
 
 

@@ -1,11 +1,11 @@
 """Where libnvjpeg is found, without torchvision being imported; what it does is seen on a GPU (tests/device)."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 from sightline.data.gpu import nvjpeg
 from sightline.data.gpu.nvjpeg import NvjpegError
@@ -20,26 +20,22 @@ def test_nvidias_wheel_goes_before_torchvisions(tmp_path: Path, monkeypatch: pyt
     for file in (wheel, torchvisions, tmp_path / "torchvision" / "__init__.py"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-    code = "from sightline.data.gpu import nvjpeg; print(*nvjpeg._places('99'), sep='\\n')"
-    found = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": f"{tmp_path}:{Path(nvjpeg.__file__).parents[3]}"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    assert found == [str(wheel), "libnvjpeg.so.99", str(torchvisions)]
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "program.py").write_text("from sightline.data.gpu import nvjpeg; print(*nvjpeg._places('99'), sep='\\n')")
+    done = warm.python(here, "program.py", environ={"PYTHONPATH": f"{tmp_path}:{warm.HERE.parent}"})
+    assert done.stdout.splitlines() == [str(wheel), "libnvjpeg.so.99", str(torchvisions)], done.stderr
 
 
 @needs_cuda_build
-def test_the_library_has_all_that_is_called_and_is_found_without_torchvision():
-    code = (
+def test_the_library_has_all_that_is_called_and_is_found_without_torchvision(tmp_path: Path):
+    (tmp_path / "program.py").write_text(
         "import inspect, re, sys; from sightline.data.gpu import nvjpeg; library, _ = nvjpeg._libraries();"
         "names = set(re.findall(r'nvjpeg[A-Z]\\w+', inspect.getsource(nvjpeg.Decoder)));"
         "missing = [name for name in names if name[6] != 'I' and not hasattr(library, name)];"
         "print(len(names) > 15, missing, 'torchvision' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = warm.python(tmp_path, "program.py", environ={**os.environ, "PYTHONPATH": str(warm.HERE.parent)})
     if "no libnvjpeg" in done.stderr:
         pytest.skip("no libnvjpeg here")
     assert done.stdout.split() == ["True", "[]", "False"]

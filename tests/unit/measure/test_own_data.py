@@ -58,6 +58,7 @@ def test_a_loop_waits_for_the_run_whose_time_it_has(own_data, tmp_path):
     assert [job for job in loops if job.is_ready] == [loops[4]]
 
 
+@pytest.mark.slow  # three seconds of imports, for a benchmark's own helper
 def test_a_warm_process_carries_out_one_command_after_another(own_data, tmp_path):
     words = [sys.executable, str(SCRIPT.with_name("warm.py"))]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
