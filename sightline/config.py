@@ -57,9 +57,9 @@ class Asked:
                     f"--data.path '{path}' is a link that leads to itself; give the folder of your data"
                 ) from None
 
-    def resolved(self, needs_data: bool = False, purpose: Purpose = "look") -> Resolved:
+    def resolved(self, needs_data: bool = False, purpose: Purpose = "look", starts: bool = False) -> Resolved:
         """Look at the model and the data; return the frozen recipe."""
-        return resolve.decide(self.settings, needs_data, purpose)
+        return resolve.decide(self.settings, needs_data, purpose, starts)
 
 
 def asked(command: str, words: Sequence[str], own: Collection[str] = ()) -> Asked:

@@ -23,7 +23,7 @@ def draw_sheet(recipe: Recipe, run: Run, folder: Path | None, out: Path | None) 
     path = out or (folder / FILE if folder else Path(FILE))
     encoder = encoder_of(path)
     refuse_other_file(path)
-    data = recipe.data.in_run(folder or Path(run.out or f"runs/{recipe.name}"))
+    data = recipe.data.in_run(folder or Path(run.out)) if folder or run.out else recipe.data
     dataset = data.open("train", recipe.train.seed)
     device = devices.select("auto" if folder else run.device)  # a run may come from a machine with others
     bound = dataset.bind(device, recipe.train.global_batch)

@@ -34,7 +34,7 @@ def resolved_of(
     if command in ("evaluate", "show") and not among_ranks():
         told.refuse_missing_data()
     purpose: Purpose = "score" if command == "evaluate" else "look"
-    resolved = told.resolved(needs_data=tells and not among_ranks(), purpose=purpose)
+    resolved = told.resolved(tells and not among_ranks(), purpose, starts=command == "launch")
     if tells:
         say_decided(resolved)
     if command != "launch":

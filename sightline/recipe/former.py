@@ -1,13 +1,19 @@
-"""Values that a recipe had in earlier versions: a run that was started with them keeps them on resume."""
+"""What a run keeps on resume though nobody types it again: values that its recipe had in earlier versions, and those
+that were typed when it was started, where the others were decided."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sightline.files.checkpoint_folder import run_of
+from sightline.recipe.recipe import PARTS
 from sightline.recipe.settings import Origin, Settings, plain
-from sightline.recipe.store import stored_in
+from sightline.recipe.show import typed
+from sightline.recipe.store import ORIGINS, origins_of, put, stored_in
+
+ENDS = ("train.max_steps", "train.target_score")  # end one start early: without them the run goes on
 
 
 def as_started(settings: Settings, folder: Path, resume: str) -> Settings:
@@ -31,3 +37,26 @@ def _field(values: dict[str, Any], name: str) -> Any:
     part, _, key = name.partition(".")
     fields = values.get(part)
     return fields.get(key) if isinstance(fields, dict) else None
+
+
+def as_typed_before(settings: Settings, run: Path | None) -> tuple[Settings, list[str]]:
+    """Return settings with what was typed when `run` was started and is not typed now, and these flags. Only for a
+    recipe with a plan: the run keeps what that decided too, so that constants of the recipe are none of the run's."""
+    if settings.recipe.plan is None or run is None:
+        return settings, []
+    stored, before, said = stored_in(run), Settings(settings.recipe, settings.run), []
+    origins = origins_of(stored.get(ORIGINS))
+    for origin in (Origin.FILE, Origin.FLAG):
+        parts: dict[str, dict[str, Any]] = {}
+        for name, text in origins.items():
+            kind, _, because = text.partition(": ")
+            part, _, key = name.partition(".")
+            value = _field(stored, name)
+            is_kept = part in PARTS and name not in ENDS and not settings.is_typed(name)
+            if kind.upper() != origin.name or not is_kept or value is None:
+                continue
+            parts.setdefault(part, {})[key] = value
+            if name != "data.path":
+                said.append(f"{because if because.startswith('--') else name} {typed(value)}")
+        before = put(before, origin, parts, str(run / "config.yaml"), lambda name: origins[name].partition(": ")[2])
+    return replace(settings, values={**before.values, **settings.values}), said

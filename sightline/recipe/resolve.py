@@ -6,6 +6,7 @@ follow others, and the data, each only for fields that nobody typed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,12 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import hints_of
 from sightline.parts import DataFacts
 from sightline.recipe import flags, store
-from sightline.recipe.former import as_started
+from sightline.recipe.former import as_started, as_typed_before
 from sightline.recipe.plan import Known, Purpose, reopened, with_model
 from sightline.recipe.recipe import Recipe, Run
 from sightline.recipe.settings import Origin, Settings
 
+NO_RUN = os.path.join(os.devnull, "none")
 FULL = {"drop": 2, "pad": 1}  # train.last_batch: steps of an epoch from which the recipe's batch stays
 
 
@@ -59,11 +61,17 @@ def run_fields(*given: flags.Given) -> dict[str, Any]:
     return {name: value for each in given for name, value in flags.fields_among(each, hints).items()}
 
 
-def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look") -> Resolved:
+def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look", starts: bool = False) -> Resolved:
     """Return the recipe with what the model, the data, its plan and other fields decide. `needs_data` raises what is
-    wrong with the data; else those who open them report it."""
+    wrong with the data; else those who open them report it. A command that `starts` a run, as training does, resumes
+    the one in runs/RECIPE; for others only a run that was named counts."""
     lines = []
-    folder = Path(settings["run.out"].value or f"runs/{settings.recipe.name}")
+    usual = f"runs/{settings.recipe.name}" if starts or purpose == "train" else NO_RUN
+    folder = Path(settings["run.out"].value or usual)
+    before = _run_before(settings, folder)
+    settings, typed = as_typed_before(settings, before)
+    if typed:
+        lines.append(f"the run keeps what was typed when it was started: {', '.join(typed)}")
     started = as_started(settings, folder, settings["run.resume"].value)
     if started is not settings:
         kept = ", ".join(name for name in started.values if name not in settings.values)
@@ -77,7 +85,7 @@ def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look") -> R
             raise
         facts = DataFacts()
     settings = settings.put(Origin.DATA, {f"data.{name}": value for name, value in facts.fields.items()}, facts.said)
-    settings, decided = _with_plan(settings, facts, folder, purpose)
+    settings, decided = _with_plan(settings, facts, before, purpose)
     following = settings.part("data").following(settings.recipe.data, settings.typed_in("data"))
     of_sizes = {
         f"data.{name}": value for name, value in following.items() if settings[f"data.{name}"].origin < Origin.MODEL
@@ -94,23 +102,31 @@ def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look") -> R
 
 
 def _with_plan(
-    settings: Settings, facts: DataFacts, folder: Path, purpose: Purpose
+    settings: Settings, facts: DataFacts, before: Path | None, purpose: Purpose
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Let the recipe's plan decide, where it has one and the data could be counted; a run keeps what was decided when
-    it was started. Return also what to say."""
-    plan, resume = settings.recipe.plan, settings["run.resume"].value
+    """Let the recipe's plan decide, where it has one and the data could be counted; the run that is continued keeps
+    what was decided when it was started. Return also what to say."""
+    plan = settings.recipe.plan
     if plan is None:
         return settings, ()
-    for run in (folder, folder / "fold-0", run_of(Path(resume))):
-        if (kept := store.with_decisions_of(settings, run)) is not None:
-            asked, origins = with_model(kept), store.origins_of(store.stored_in(run).get(store.ORIGINS))
-            decided = [name for name in asked.values if not origins.get(name, "").startswith("model")]
-            return store.with_decisions_of(reopened(asked, decided), run) or asked, ()
+    if before:
+        kept = store.with_decisions_of(settings, before)
+        asked, origins = with_model(kept), store.origins_of(store.stored_in(before).get(store.ORIGINS))
+        decided = [name for name in asked.values if not origins.get(name, "").startswith("model")]
+        return store.with_decisions_of(reopened(asked, decided), before), ()
     if facts.count is None:
         return settings, ()
     known = Known(settings, facts, purpose)
     plan(known)
     return known.settings, tuple(known.lines)
+
+
+def _run_before(settings: Settings, folder: Path) -> Path | None:
+    """Return the run of this recipe that is continued; one without a checkpoint decides nothing."""
+    for run in (folder, folder / "fold-0", run_of(Path(settings["run.resume"].value))):
+        if any(run.glob("checkpoints/ckpt-*")) and store.stored_in(run).get("recipe") == settings.recipe.name:
+            return run
+    return None
 
 
 def _of_sizes(values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ WITHOUT_WORDS = {"model": "what the network was made for", "stored": "as the run
 def why(differing: Mapping[str, tuple[Any, Any, str]]) -> list[str]:
     """Return a line per value, e.g. `optimizer.lr 0.05, not 0.2: --lr`."""
     return [
-        f"{name} {_typed(value)}{f', not {_typed(own)}' if own not in NOTHING else ''}: {reason(origin)}"
+        f"{name} {typed(value)}{f', not {typed(own)}' if own not in NOTHING else ''}: {reason(origin)}"
         for name, (value, own, origin) in differing.items()
     ]
 
@@ -23,7 +23,7 @@ def reason(origin: str) -> str:
     return said or WITHOUT_WORDS.get(kind, kind)
 
 
-def _typed(value: Any) -> str:
+def typed(value: Any) -> str:
     """Return a value as it is typed in flags."""
     if isinstance(value, tuple | list):
         return " ".join(map(str, value)) or "none"

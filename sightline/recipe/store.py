@@ -75,11 +75,9 @@ def put_run(settings: Settings, path: Path) -> Settings:
     return put(settings, Origin.STORED, values, str(path), lambda name: origins.get(name, ""))
 
 
-def with_decisions_of(settings: Settings, run: Path) -> Settings | None:
-    """Return settings with what the plan of their recipe decided for a run; None if it is not one of this recipe."""
+def with_decisions_of(settings: Settings, run: Path) -> Settings:
+    """Return settings with what the plan of their recipe decided for a run."""
     values = stored_in(run)
-    if values.get("recipe") != settings.recipe.name:
-        return None
     origins = origins_of(values.get(ORIGINS, {}))
     prefix = Origin.DECIDED.name.lower()
     decided: dict[str, dict[str, Any]] = {}

@@ -63,6 +63,14 @@ def resolved(recipe: str, data: Path, *flags: str, purpose: Purpose = "train") -
     return asked.resolved(needs_data=True, purpose=purpose)
 
 
+def started(run: Path, found: Resolved, checkpoint: bool = True) -> None:
+    """Leave what a start leaves that comes to its first checkpoint, or does not."""
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_text(store.dump(found.recipe, found.run))
+    if checkpoint:
+        (run / "checkpoints/ckpt-00000001").mkdir()
+
+
 def why(found: Resolved, name: str) -> str:
     return found.recipe.origins.get(name, "")
 
@@ -189,8 +197,7 @@ def test_several_labels_per_image_are_not_weighted(tmp_path: Path):
 def test_a_run_keeps_the_sizes_that_were_decided_against_its_networks_own(tmp_path: Path, flags: str, size: int):
     data = draw(tmp_path / "data", {"a": 12, "b": 12})
     first = resolved("classification", data, *flags.split())
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.yaml").write_text(store.dump(first.recipe, first.run))
+    started(tmp_path / "run", first)
     again = resolved("classification", data, *flags.split())
     assert again.recipe == first.recipe and again.recipe.data.size == size
     assert again.recipe.origins == first.recipe.origins
@@ -200,8 +207,7 @@ def test_a_run_keeps_the_sizes_that_were_decided_against_its_networks_own(tmp_pa
 def test_a_run_keeps_what_was_decided_at_its_start(tmp_path: Path, cached: None):
     data = draw(tmp_path / "data", {"a": 12, "b": 12})
     first = resolved("classification", data)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.yaml").write_text(store.dump(first.recipe, first.run))
+    started(tmp_path / "run", first)
     draw(data, {"a": 60, "b": 6}, (400, 300))  # as new data would be: larger, uneven
     for file in (tmp_path / "cache").rglob("*.pth"):
         file.unlink()
@@ -236,10 +242,62 @@ def test_the_rate_rises_for_a_twentieth_of_a_short_run(tmp_path: Path, epochs: i
 def test_a_typed_value_of_the_resumed_run_still_wins(tmp_path: Path):
     data = draw(tmp_path / "data", {"a": 12, "b": 12})
     first = resolved("classification", data, "--weights", "none")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.yaml").write_text(store.dump(first.recipe, first.run))
+    started(tmp_path / "run", first)
     again = resolved("classification", data, "--weights", "none", "--epochs", "7").recipe
     assert again.train.epochs == 7 and again.train.patience == first.recipe.train.patience
+
+
+def test_a_run_keeps_what_was_typed_at_its_start(tmp_path: Path, cached: None):
+    data = draw(tmp_path / "data", {"a": 12, "b": 12}, (400, 300))
+    config_file = tmp_path / "own.yaml"
+    config_file.write_text("optimizer: {weight_decay: 0.25}\nrun: {workers: 3}\n")
+    flags = "--epochs 3 --data.size 128 --model.arch resnet34 --data.mean 0.1 0.2 0.3".split()
+    first = resolved("classification", data, "--config", str(config_file), *flags)
+    ended = resolved("classification", data, "--config", str(config_file), *flags, "--train.max-steps", "5")
+    started(tmp_path / "run", ended)
+
+    again = resolved("classification", data)
+
+    assert again.recipe == first.recipe
+    assert again.recipe.train.max_steps == 0  # goes on
+    assert {"run.workers": f"file: {config_file}", **again.recipe.origins} == first.recipe.origins
+    assert (first.run.workers, again.run.workers) == (3, -1)  # how it is carried out is that of one start
+    [line] = (line for line in again.lines if "was typed" in line)
+    kept = "--model.arch resnet34, --data.size 128, --data.mean 0.1 0.2 0.3, --epochs 3"
+    assert line == f"the run keeps what was typed when it was started: optimizer.weight_decay 0.25, {kept}"
+    changed = resolved("classification", data, "--epochs", "9", "--lr", "0.5")
+    assert (changed.recipe.train.epochs, changed.recipe.optimizer.lr, changed.recipe.data.size) == (9, 0.5, 128)
+    assert not any("--epochs" in line for line in changed.lines)
+
+
+def test_nothing_typed_is_kept_of_a_start_without_checkpoint_and_of_another_recipe(tmp_path: Path, cached: None):
+    data = draw(tmp_path / "data", {"a": 12, "b": 12}, (400, 300))
+    first = resolved("classification", data, "--data.size", "512")  # for which memory did not suffice
+    started(tmp_path / "run", first, checkpoint=False)
+    assert resolved("classification", data).recipe.data.size == 160
+    typed = resolved("finetune_classification", data, "--epochs", "2")
+    started(tmp_path / "finetuned", typed)
+    for recipe, usual in (("finetune_classification", 20), ("classification", 10)):
+        words = [recipe, "--data", str(data), "--out", str(tmp_path / "finetuned")]
+        assert config.asked("train", words).resolved(purpose="train").recipe.train.epochs == usual
+
+
+def test_a_look_at_a_recipe_leaves_out_the_run_that_has_its_name(
+    tmp_path: Path, cached: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    data = draw(tmp_path / "data", {"a": 12, "b": 12}, (400, 300))
+    asked = config.asked("inspect", ["classification", "--data", "data"])
+    fresh = asked.resolved()
+    started(Path("runs/classification"), resolved("classification", data, "--epochs", "3", "--data.size", "64"))
+    names = [f"{name}/{number}.png" for name in "ab" for number in range(11)]  # all but two
+    Path("runs/classification/split.json").write_text(json.dumps({"val": names}))
+
+    assert (asked.resolved().recipe, asked.resolved().lines) == (fresh.recipe, fresh.lines)
+    assert (fresh.recipe.data.size, fresh.facts.val_items) == (160, 4)
+    named = config.asked("inspect", ["classification", "--data", "data", "--out", "runs/classification"])
+    for found in (named.resolved(), asked.resolved(starts=True), asked.resolved(purpose="train")):
+        assert (found.recipe.data.size, found.recipe.train.epochs, found.facts.val_items) == (64, 3, 22)
 
 
 def test_a_recipe_that_was_loaded_before_decides_again(tmp_path: Path):
