@@ -97,6 +97,8 @@ class Device:
     has_graphs: bool = False
     compile_backend: str = ""
     """Backend of torch.compile; "" where there is none."""
+    tries_kernels: bool = False
+    """Whether its library can try kernels of convolutions, which takes time and may save some."""
     compile_auto: bool = False
     """True if `--run.compile auto` switches it on."""
     compile_needs: str = ""
@@ -222,6 +224,7 @@ KINDS: dict[str, Device] = {
             has_streams=True,
             has_graphs=True,
             compile_backend="inductor",
+            tries_kernels=True,
             compile_auto=True,
             compile_needs="triton",
             tested=True,
@@ -349,8 +352,8 @@ def set_deterministic(on: bool) -> None:
 
 
 def follow_rules() -> None:
-    """Let cuDNN choose kernels by its own rules. To try them out, as training does, takes half a second for every shape
-    of a batch, and a network that is not trained meets each a few times."""
+    """Let cuDNN choose kernels by its own rules. To try them out, as a long training does, takes half a second for
+    every shape of a batch, and a network that is not trained for long meets each too seldom."""
     torch.backends.cudnn.benchmark = False
 
 

@@ -20,7 +20,7 @@ from sightline.recipe import store
 from sightline.recipe.recipe import Recipe
 from sightline.runs.environment import environment
 from sightline.runs.page import Shown
-from sightline.train import longer, memory
+from sightline.train import longer, memory, trials
 from sightline.train.bad_steps import BadSteps
 from sightline.train.compiling import Compiling
 from sightline.train.memory import advised
@@ -131,7 +131,9 @@ def make_ready(opened: Opened, signals: StopSignals) -> Ready:
     recipe, run, device, world, log = session.recipe, session.run, session.device, session.world, session.log
     progress, sets, bound = state.progress, opened.sets, opened.bound
     base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
-    compiling = Compiling(session, state, opened.steps, is_longer=saver.epochs_before < recipe.train.epochs)
+    is_longer = saver.epochs_before < recipe.train.epochs
+    trials.decide(session, state, opened.steps, opened.resumed, is_longer)
+    compiling = Compiling(session, state, opened.steps, is_longer)
     head_steps = recipe.train.head_epochs * opened.length.steps_per_epoch
     step = build_step(recipe, compiling.run, device, world, state, bound["train"], head_steps)
     bad_steps = BadSteps(session, state, saver, order, sets["train"])
