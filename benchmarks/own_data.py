@@ -10,7 +10,7 @@ weights of a loop (plain_loops.py), are scored on SET/test. Each command runs as
 seconds that the first contender's command took with the same seed. `--parallel N` runs N at a time, each on its share
 of the cores; loops start as soon as their time is known, so that both have about as many neighbours. `--warm` gives
 each contender one process for all its runs (warm.py), with its share of the cores, and all work at once, seed after
-seed: importing, starting CUDA and trying cuDNN's kernels then count once instead of in every run. Prints a table, and
+seed. A short run before them, which does not count, imports, starts CUDA and loads what it needs. Prints a table, and
 writes the result after every run, so that a benchmark which is cut short, by `--within SECONDS` or otherwise, loses
 nothing.
 """
@@ -64,6 +64,7 @@ RUNS = {
 }
 SCORES = {"classification": "top1", "detection": "ap", "segmentation": "miou"}
 SMOKE = ["--epochs", "2", "--train.min-epoch-steps", "0"]
+LOOP_WARM_UP_S = 20.0  # imports are in it
 
 
 @dataclass(eq=False)
@@ -243,11 +244,18 @@ def carry_out_warm(jobs: list[Job], args: argparse.Namespace, write: Any) -> Non
     share, lock = max(1, len(cores) // len(names)), threading.Lock()
     processes = []
 
+    def warm_up(name: str, process: subprocess.Popen[str]) -> Job:
+        like = next(job for job in jobs if job.name == name)
+        known = Job(like.data, name, [], 0, like.folder, None, {"seconds": LOOP_WARM_UP_S})
+        folder = args.work / "warm_up" / like.folder.name
+        return Job(like.data, name, like.words, like.seed, folder, known, process=process)
+
     def work(name: str, own: list[int]) -> None:
         words = [sys.executable, str(Path(__file__).with_name("warm.py"))]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         keep_to(process, own)
         processes.append(process)
+        run(warm_up(name, process), args.task, True, own)
         for job in sorted((job for job in jobs if job.name == name), key=lambda job: job.seed):
             while not job.is_ready and time.monotonic() < end:
                 time.sleep(0.1)

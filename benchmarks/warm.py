@@ -12,11 +12,8 @@ import sys
 import traceback
 
 import plain_loops
-import torch
 
 from sightline import cli
-
-ALGORITHMS = 2  # of each convolution that cuDNN tries; its 10 take longer than runs of a few hundred steps
 
 
 def carry_out(words: list[str]) -> int:
@@ -36,7 +33,6 @@ def carry_out(words: list[str]) -> int:
 def main() -> None:
     """Answer until there is no further line."""
     answers = os.fdopen(os.dup(1), "w")
-    torch.backends.cudnn.benchmark_limit = ALGORITHMS
     for line in sys.stdin:
         asked = json.loads(line)
         log = os.open(asked["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
