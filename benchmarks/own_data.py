@@ -108,7 +108,7 @@ def recipe(job: Job, task: str, smoke: bool, cores: list[int]) -> dict[str, Any]
             cores,
         )
         words[words.index("{prepared}")] = str(prepared)
-    else:
+    elif "--data" not in words:  # else it has a form of SET/train that was made before
         words += ["--data", str(job.data / "train")]
     words += ["--train.seed", str(job.seed), "--run.out", str(out), *(SMOKE if smoke else [])]
     seconds = call(job, [*SIGHTLINE, "train", *words], cores)

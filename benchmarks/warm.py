@@ -25,7 +25,7 @@ def carry_out(words: list[str]) -> int:
         return cli.main(words)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    except (OSError, ValueError, RuntimeError, LookupError, AssertionError):
+    except Exception:  # noqa: BLE001  # of any kind: the next command is another
         traceback.print_exc()
         return 1
 
