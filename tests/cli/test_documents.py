@@ -32,7 +32,14 @@ from sightline.parts import DataSpec
 from sightline.recipe import store
 
 REPO = Path(__file__).resolve().parents[2]
-DOCUMENTS = {path.name: path for path in [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]}
+DOCUMENTS = {
+    path.relative_to(REPO).as_posix(): path
+    for path in (
+        REPO / "README.md",
+        *sorted((REPO / "docs").rglob("*.md")),
+        *sorted((REPO / "benchmarks" / "notes").glob("*.md")),
+    )
+}
 TINY = runpy.run_path(str(REPO / "tests/recipes/conftest.py"))["TINY"]
 ARCHIVES, ZIPS, FOLDERS, LAYOUTS = (
     runpy.run_path(str(REPO / "tests/unit/data/prepare" / name))
@@ -230,7 +237,7 @@ def boxes(layout: str) -> Callable[[Path], None]:
 
 def described_boxes(path: Path) -> None:
     """Write the description of docs/reference/data_boxes.md, and what it describes."""
-    [tree] = [block.text for block in blocks("data_boxes.md") if "gulls.yaml" in block.text]
+    [tree] = [block.text for block in blocks("docs/reference/data_boxes.md") if "gulls.yaml" in block.text]
     lines = [line[tree.splitlines()[0].index("gulls.yaml") :].strip() for line in tree.splitlines()[1:4]]
     path.write_text("\n".join(lines))
     for split, name in (("train", "a.json"), ("val", "b.json")):
@@ -276,7 +283,7 @@ def labels_of_test_cases(path: Path) -> None:
 
 def folders_apart(path: Path) -> None:
     """Write the description of docs/reference/data_volumes.md, and the folders that it names."""
-    [text] = [block.text for block in blocks("data_volumes.md") if block.language == "yaml"]
+    [text] = [block.text for block in blocks("docs/reference/data_volumes.md") if block.language == "yaml"]
     path.write_text(text)
     LAYOUTS["folders"](path.parent, 6, "photos/scans", "labels/drawn")
 
@@ -301,13 +308,13 @@ def stand_in(path: Path) -> None:
 
 def own_recipe() -> str:
     """Return the recipe of docs/start/quickstart.md."""
-    [source] = [block.text for block in blocks("quickstart.md") if "def recipe()" in block.text]
+    [source] = [block.text for block in blocks("docs/start/quickstart.md") if "def recipe()" in block.text]
     return source
 
 
 def own_config() -> str:
     """Return the YAML of docs/start/quickstart.md."""
-    [text] = [block.text for block in blocks("quickstart.md") if block.language == "yaml"]
+    [text] = [block.text for block in blocks("docs/start/quickstart.md") if block.language == "yaml"]
     return text
 
 
@@ -500,7 +507,7 @@ def test_all_commands_run(name: str, here: Path, capsys: pytest.CaptureFixture[s
 def test_the_output_of_a_script_is_as_shown(here: Path, capsys: pytest.CaptureFixture[str]):
     if torch.cuda.is_available():
         pytest.skip("shows a machine without a GPU")
-    [shown] = [block for block in blocks("migration.md") if "$ " in block.text]
+    [shown] = [block for block in blocks("docs/howto/migration.md") if "$ " in block.text]
     for command in ("sightline migrate scan train.py", "sightline migrate --syncs train.py"):
         said = carried_out(command, capsys)[1]
         assert len(shown.told(command)) >= 4 and [line for line in shown.told(command) if line not in said] == []
@@ -516,7 +523,7 @@ def test_make_demo_is_the_quickstart():
     makefile = (REPO / "Makefile").read_text(encoding="utf-8")
     recipe = makefile.partition("\ndemo:")[2].partition("\n\n")[0]
     lines = [line.strip().removeprefix("$(BIN)/") for line in recipe.splitlines()]
-    assert [line for line in lines if line.startswith("sightline")] == blocks("quickstart.md")[0].commands()
+    assert [line for line in lines if line.startswith("sightline")] == blocks("docs/start/quickstart.md")[0].commands()
     told = recipe.partition("printf")[2]
     assert "report: demo/run/report.html" in told
     following = re.findall(r"\$\(BIN\)/sightline (\w+) (\w+)", told)
@@ -567,7 +574,7 @@ def tiny_api(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_script_of_the_quickstart_trains_and_predicts(tiny_api: Path, capsys: pytest.CaptureFixture[str]):
-    [script] = [block.text for block in blocks("quickstart.md") if "api.train" in block.text]
+    [script] = [block.text for block in blocks("docs/start/quickstart.md") if "api.train" in block.text]
     capsys.readouterr()
     exec(compile(script, "script.py", "exec"), {"__name__": "__main__"})
     score, found = capsys.readouterr().out.splitlines()[-2:]
@@ -578,7 +585,7 @@ def test_the_script_of_the_quickstart_trains_and_predicts(tiny_api: Path, capsys
 def test_the_examples_of_the_api_run_one_after_the_other(tiny_api: Path, monkeypatch, capsys):
     tracked = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", tracked)
-    scripts = [block.text for block in blocks("python.md") if block.language == "python"]
+    scripts = [block.text for block in blocks("docs/start/python.md") if block.language == "python"]
     assert len(scripts) == 10 and sum(map(len, scripts)) > 2000
     capsys.readouterr()
     names = {"__name__": "__main__"}
@@ -601,7 +608,7 @@ def test_the_examples_of_the_api_run_one_after_the_other(tiny_api: Path, monkeyp
 
 
 def test_the_smallest_json_of_boxes_is_read(here: Path, capsys: pytest.CaptureFixture[str]):
-    [described] = [block.text for block in blocks("data_boxes.md") if block.language == "json"]
+    [described] = [block.text for block in blocks("docs/reference/data_boxes.md") if block.language == "json"]
     for split in ("train", "val"):
         (here / "mine" / f"{split}2017").mkdir(parents=True)
         image = json.loads(described)["images"][0]
@@ -614,7 +621,7 @@ def test_the_smallest_json_of_boxes_is_read(here: Path, capsys: pytest.CaptureFi
 
 
 def test_the_dataset_json_of_ones_own_is_prepared(here: Path, capsys: pytest.CaptureFixture[str]):
-    [described] = [block.text for block in blocks("data_volumes.md") if block.language == "json"]
+    [described] = [block.text for block in blocks("docs/reference/data_volumes.md") if block.language == "json"]
     about = json.loads(described)
     (here / "mine").mkdir()
     (here / "mine" / "dataset.json").write_text(described)

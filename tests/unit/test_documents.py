@@ -11,7 +11,11 @@ from sightline.config import Run
 from sightline.recipe import store
 
 REPO = Path(__file__).resolve().parents[2]
-DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *(REPO / "README.md", REPO / "SECURITY.md"),
+    *sorted((REPO / "docs").rglob("*.md")),
+    *sorted((REPO / "benchmarks" / "notes").glob("*.md")),
+]
 MOST_IN_A_CELL = 120
 FLAG = re.compile(r"--((?:model|data|task|optimizer|schedule|train|run)\.[a-z0-9-]+)")
 

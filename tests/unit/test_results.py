@@ -1,4 +1,4 @@
-"""Numbers of README.md and docs/why/results.md are those of the raw files, which benchmarks/results/README.md names."""
+"""Numbers of README.md and benchmarks/notes/results.md are those of the raw files, which benchmarks/results/README.md names."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def table(document: str, head: str) -> list[list[str]]:
 
 
 def files() -> dict[str, list[dict[str, Any]]]:
-    """Return what the files of each row of docs/why/results.md hold."""
+    """Return what the files of each row of benchmarks/notes/results.md hold."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row, link, _ in table("benchmarks/results/README.md", "| row |"):
         [name] = re.findall(r"\(([^)]+)\)", link)
@@ -47,7 +47,7 @@ def files() -> dict[str, list[dict[str, Any]]]:
 
 
 def throughput() -> list[list[str]]:
-    return table("docs/why/results.md", "| | measured | img/s (range) |")
+    return table("benchmarks/notes/results.md", "| | measured | img/s (range) |")
 
 
 def at(value: Any, keys: list[str]) -> list[Any]:
@@ -121,9 +121,9 @@ def test_throughput_and_mfu_are_those_of_the_raw_files():
 def test_whole_runs_and_folds_are_those_of_the_raw_files():
     contents = files()
     whole = [f"{run['whole_s']:.1f}" for run in contents["19"][0]["whole"]]
-    ours, plain = (FIGURE.findall(row[2]) for row in table("docs/why/results.md", "| | measured | first time"))
+    ours, plain = (FIGURE.findall(row[2]) for row in table("benchmarks/notes/results.md", "| | measured | first time"))
     assert [ours, plain] == [whole[0::2], whole[1::2]]
-    phases = {row[0]: row[1:] for row in table("docs/why/startup.md", "| phase |")}
+    phases = {row[0]: row[1:] for row in table("benchmarks/notes/startup.md", "| phase |")}
     assert phases["whole"] == [" / ".join(ours), " / ".join(plain)]
     step = [f"{run['phases']['first step']:.1f}" for run in contents["19"][0]["whole"]]
     [shown] = [cells for name, cells in phases.items() if name.startswith("first step")]
@@ -132,12 +132,12 @@ def test_whole_runs_and_folds_are_those_of_the_raw_files():
     plain_folds = contents["14a"][0]["rows"]["plain"]
     singles = [fold["dice"] for fold in plain_folds["single"]]
     expected = [statistics.mean(singles), statistics.stdev(singles), plain_folds["ensemble"]["plain"]["dice"]]
-    [score] = [row[2] for row in table("docs/why/results.md", "| | measured | score |") if row[0] == "14a"]
+    [score] = [row[2] for row in table("benchmarks/notes/results.md", "| | measured | score |") if row[0] == "14a"]
     assert FIGURE.findall(score) == [f"{value:.4f}" for value in expected]
 
 
 def test_own_images_are_those_of_the_raw_files():
-    contents, shown = files(), table("docs/why/results.md", OWN_IMAGES)
+    contents, shown = files(), table("benchmarks/notes/results.md", OWN_IMAGES)
     starts = [place for place, cells in enumerate(shown) if cells[0]]
     for start, end in zip(starts, [*starts[1:], len(shown)], strict=True):
         row, lines = shown[start][0], shown[start:end]
@@ -156,7 +156,7 @@ def test_own_images_are_those_of_the_raw_files():
 
 def test_segmentation_beside_a_loop_and_masks_of_public_sets_are_those_of_the_raw_files():
     contents = files()
-    shown = table("docs/why/results.md", "| | set | `segmentation` |")
+    shown = table("benchmarks/notes/results.md", "| | set | `segmentation` |")
     for row, name, ours, loop, seconds, _ in shown:
         groups = contents[row][0]["results"][name.split()[0]]
         assert ours == f"{groups['segmentation']['mean']:.3f}" and loop == f"{groups['FCN loop']['mean']:.3f}", row
@@ -171,13 +171,13 @@ def test_segmentation_beside_a_loop_and_masks_of_public_sets_are_those_of_the_ra
 
 
 def test_rows_without_a_raw_file_are_named():
-    scores = [*table("docs/why/results.md", "| | measured | score |"), *table("docs/why/results.md", OWN_IMAGES)]
-    whole = table("docs/why/results.md", "| | measured | first time")
+    scores = [*table("benchmarks/notes/results.md", "| | measured | score |"), *table("benchmarks/notes/results.md", OWN_IMAGES)]
+    whole = table("benchmarks/notes/results.md", "| | measured | first time")
     rows = {row[0] for row in [*throughput(), *scores, *whole]} - {""}
     text = (RAW / "README.md").read_text(encoding="utf-8")
     [missing] = re.findall(r"has no raw file: (.*)\.", text)
     assert set(re.findall(r"\w+", missing.replace(" and ", " "))) == rows - files().keys()
-    assert f"rows {missing} have none" in " ".join((REPO / "docs/why/results.md").read_text(encoding="utf-8").split())
+    assert f"rows {missing} have none" in " ".join((REPO / "benchmarks/notes/results.md").read_text(encoding="utf-8").split())
 
 
 def test_commits_are_those_that_the_files_hold():

@@ -55,7 +55,7 @@ def test_the_loss_of_torchvisions_detector_is_the_sum_of_its_losses():
 
 
 def test_a_link_costs_what_the_document_says():
-    """docs/why/scaling.md: GB/s that are reached, and microseconds of a hop."""
+    """benchmarks/notes/scaling.md: GB/s that are reached, and microseconds of a hop."""
     reached = {"nvlink2": 120, "nvlink3": 240, "nvlink4": 360, "pcie5": 50.4, "ib400": 40, "ib200": 20, "eth100": 10}
     reached |= {"eth25": 2.5, "gaudi1-inside": 70, "gaudi1-between": 30, "gloo-loopback": 0.9}
     assert {name: link.bandwidth / 1e9 for name, link in links.LINKS.items()} == pytest.approx(reached)
