@@ -166,7 +166,7 @@ def test_segmentation_beside_a_loop_and_masks_of_public_sets_are_those_of_the_ra
     for each in contents["S3"][0]["rows"]:
         count = counts.setdefault(each["set"], [0, 0])
         count[0], count[1] = count[0] + each["compared"], count[1] + each["equal"]
-    sets = table("docs/reference/data_masks.md", "| repository | form |")
+    sets = table("benchmarks/notes/masks.md", "| repository | form |")
     assert {name: [int(compared), int(equal)] for name, _, _, compared, equal in sets} == counts
 
 
