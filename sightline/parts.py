@@ -477,7 +477,7 @@ class TaskConfig(Part, ABC):
         return self.build().for_data(spec)
 
 
-# Former methods of a task, and the functions that took their place (docs/howto/contributing.md).
+# Former methods of a task, and the functions that took their place (docs/howto/task.md).
 ASKED_ELSEWHERE = {
     **dict.fromkeys(("results", "findings"), "sightline.inference.by_task.results"),
     "reporter": "sightline.inference.by_task.reporter",
@@ -496,7 +496,7 @@ class Task(TaskConfig):
             module, _, function = ASKED_ELSEWHERE[name].rpartition(".")
             raise UsageError(
                 f"{cls.__name__}.{name}() is no longer asked: register a function instead, `@{function}.register("
-                f"{cls.__name__})` of {module}; docs/howto/contributing.md shows it"
+                f"{cls.__name__})` of {module}; docs/howto/task.md shows it"
             )
 
     def build(self) -> Task:

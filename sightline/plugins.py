@@ -1,7 +1,7 @@
 """Parts of other installed packages, found by entry points: recipes, sources, preparations, formats, loggers, commands.
 
 Looked at only for a name that is not ours, so that ours cannot be replaced and nobody else waits for the scan. What an
-entry point loads is what a file of ours would be: docs/howto/contributing.md.
+entry point loads is what a file of ours would be: docs/howto/plugin.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where TopK was; docs/howto/contributing.md told recipes of one's own to import it from here."""
+"""Where TopK was; docs/howto/task.md told recipes of one's own to import it from here."""
 
 from sightline.metrics.topk import TopK
 

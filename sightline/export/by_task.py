@@ -1,7 +1,7 @@
 """What an exported graph computes of a task: `outputs_of`, which chooses by the type of the task.
 
 A task of one's own that does not inherit one of ours exports its logits, or registers its own
-(docs/howto/contributing.md).
+(docs/howto/task.md).
 """
 
 from __future__ import annotations

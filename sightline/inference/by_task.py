@@ -1,7 +1,7 @@
 """What `predict` makes of a task's outputs: `results`, objects for Python, and `reporter`, which writes files.
 
 Both choose by the type of the task, and so for tasks that inherit it; a task of one's own registers its own
-(docs/howto/contributing.md).
+(docs/howto/task.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def results(
     """Return what a task's `predict` found in each row that has a name."""
     raise UsageError(
         f"{type(task).__name__} has no results, so there is no `api.predict` for it yet; register one with "
-        "sightline.inference.by_task.results, see docs/howto/contributing.md"
+        "sightline.inference.by_task.results, see docs/howto/task.md"
     )
 
 
@@ -43,7 +43,7 @@ def reporter(task: TaskConfig, job: PredictJob) -> Reporter:
     """Return a reporter that writes the predictions of the job's files into its folder."""
     raise UsageError(
         f"{type(task).__name__} has no reporter, so there is no `predict` for it yet; register one with "
-        "sightline.inference.by_task.reporter, see docs/howto/contributing.md"
+        "sightline.inference.by_task.reporter, see docs/howto/task.md"
     )
 
 

@@ -1,7 +1,7 @@
 """What the report draws of a task: `tiles` of its worst samples, and `seen`, training samples with their labels.
 
 Both choose by the type of the task, and so for tasks that inherit it; a task of one's own registers its own
-(docs/howto/contributing.md).
+(docs/howto/task.md).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def seen(task: TaskConfig, batch: Batch, spec: DataSpec) -> list[SeenSample]:
     """Return every sample of a finished training batch with its label, to be drawn."""
     raise UsageError(
         f"{type(task).__name__} has no `seen`, so its samples cannot be drawn; register one with "
-        "sightline.report.by_task.seen, see docs/howto/contributing.md"
+        "sightline.report.by_task.seen, see docs/howto/task.md"
     )
 
 

@@ -1,4 +1,4 @@
-"""The plugin of docs/howto/contributing.md: its wheel is built and unpacked, and trains with all of its parts."""
+"""The plugin of docs/howto/plugin.md: its wheel is built and unpacked, and trains with all of its parts."""
 
 import json
 import os
@@ -14,17 +14,16 @@ import pytest
 from sightline import plugins
 
 REPO = Path(__file__).resolve().parents[2]
-CONTRIBUTING = REPO / "docs" / "howto" / "contributing.md"
+HOWTO = REPO / "docs" / "howto"
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--batch-size=16"]
 SMALL += ["--device=cpu", "--run.log-every-steps=1", "--run.report=off", "--task.positive-weight=4"]
 
 
-def block(heading: str, language: str) -> str:
-    """Return the block of a language below a heading."""
-    text = CONTRIBUTING.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return found
+def block(page: str, language: str) -> str:
+    """Return the first block of a language on a page."""
+    text = (HOWTO / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +32,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("plugin")
     project = root / "project"
     (project / "lab").mkdir(parents=True)
-    (project / "pyproject.toml").write_text(block("A plugin", "toml"), encoding="utf-8")
-    files = {"__init__": '"""Parts for Sightline."""\n', "losses": block("A plugin", "python")}
-    files |= {"own_task": block("A task", "python"), "listing": block("A source", "python")}
+    (project / "pyproject.toml").write_text(block("plugin", "toml"), encoding="utf-8")
+    files = {"__init__": '"""Parts for Sightline."""\n', "losses": block("plugin", "python")}
+    files |= {"own_task": block("task", "python"), "listing": block("source", "python")}
     for name, text in files.items():
         (project / "lab" / f"{name}.py").write_text(text, encoding="utf-8")
     built = subprocess.run([sys.executable, "-c", BUILD, root / "dist"], cwd=project, capture_output=True, text=True)

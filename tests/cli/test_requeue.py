@@ -1,6 +1,6 @@
 """`launch --launcher slurm --slurm.requeue`: the batch file in a shell, with stand-ins for Slurm's programs.
 
-docs/howto/distributed.md says what was tried with Slurm itself.
+benchmarks/notes/distributed.md says what was tried with Slurm itself.
 """
 
 import contextlib

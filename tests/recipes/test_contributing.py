@@ -1,4 +1,4 @@
-"""The examples of docs/howto/contributing.md, each added as the document says; its device is in tests/migrate."""
+"""The examples of docs/howto/{recipe,source,task}.md, each added as the page says; a device is in tests/migrate."""
 
 import re
 import sys
@@ -11,14 +11,13 @@ from torch.nn import functional as F
 from sightline import cli, config
 from sightline.data import sources
 
-CONTRIBUTING = Path(__file__).resolve().parents[2] / "docs" / "howto" / "contributing.md"
+HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
 
 
-def example(heading: str) -> str:
-    """Return the Python block below a heading."""
-    text = CONTRIBUTING.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return block
+def example(page: str, place: int = 0) -> str:
+    """Return a Python block of a page."""
+    text = (HOWTO / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[place]
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def source_of_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The file of the example, in the folder of sources as far as Python knows."""
     folder = tmp_path / "sources"
     folder.mkdir()
-    (folder / "listing.py").write_text(example("A source"), encoding="utf-8")
+    (folder / "listing.py").write_text(example("source"), encoding="utf-8")
     monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(folder)])
     yield
     sys.modules.pop("sightline.data.sources.listing", None)
@@ -50,7 +49,7 @@ def test_the_source_gives_the_batches_of_the_folders_that_it_lists(tmp_path: Pat
 
 
 def test_the_plan_decides_by_the_number_of_images(tmp_path: Path, shapes: Path):
-    text = example("A recipe")
+    text = example("recipe", 1)
     (tmp_path / "own_plan.py").write_text(
         "from dataclasses import replace\nfrom sightline.recipe.plan import Known\n"
         f"from sightline.recipes import demo_classification\n{text}\ndef recipe():\n"
@@ -66,7 +65,7 @@ def test_the_plan_decides_by_the_number_of_images(tmp_path: Path, shapes: Path):
 
 def test_the_task_learns_and_its_field_is_a_flag(tmp_path: Path, tiny, train_made):
     file = tmp_path / "own_task.py"
-    file.write_text(example("A task"), encoding="utf-8")
+    file.write_text(example("task"), encoding="utf-8")
     flags = [*tiny("demo_classification"), "--data.path=synthetic:classes=10,samples=320,size=28", "--data.augment=off"]
     flags += ["--model.width=8", "--optimizer.lr=0.1", "--train.epochs=4", "--train.global-batch=32"]
     flags += ["--task.positive-weight=4", f"--run.out={tmp_path / 'run'}", "--train.eval-every-epochs=4"]
@@ -81,7 +80,7 @@ def test_the_task_learns_and_its_field_is_a_flag(tmp_path: Path, tiny, train_mad
 
 
 def test_a_task_without_a_reporter_says_so_and_takes_that_of_another(tmp_path: Path, shapes: Path, capsys):
-    (tmp_path / "own_task.py").write_text(example("A task"), encoding="utf-8")
+    (tmp_path / "own_task.py").write_text(example("task"), encoding="utf-8")
     words = ["--recipe", str(tmp_path / "own_task.py"), "--run.device", "cpu", "--run.workers", "0"]
     flags = [
         "--data.path",
@@ -104,7 +103,7 @@ def test_a_task_without_a_reporter_says_so_and_takes_that_of_another(tmp_path: P
     )
     assert "OneVersusRest has no reporter" in capsys.readouterr().err
     with (tmp_path / "own_task.py").open("a", encoding="utf-8") as file:
-        file.write(f"\n\n{example('What a command asks of a task')}")
+        file.write(f"\n\n{example('task', 1)}")
     image = str(next(shapes.glob("val/*/*")))
     assert cli.main(["predict", str(tmp_path / "r"), image, "--out", str(tmp_path / "s"), *words]) == 0
     assert (tmp_path / "s" / "predictions.json").is_file()

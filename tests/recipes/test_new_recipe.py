@@ -1,4 +1,4 @@
-"""A recipe is added as one file: the one that docs/start/quickstart.md shows, trained and evaluated as it says."""
+"""A recipe is added as one file: the one that docs/howto/recipe.md shows, trained and evaluated as it says."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from sightline import cli
 
-QUICKSTART = Path(__file__).resolve().parents[2] / "docs" / "start" / "quickstart.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "recipe.md"
 HERE = ["--run.workers", "0", "--run.device", "cpu"]
 FLAGS = ["--train.epochs", "1", *HERE]
 
@@ -16,14 +16,14 @@ FLAGS = ["--train.epochs", "1", *HERE]
 @pytest.fixture
 def in_folder_of_recipe(tmp_path: Path, monkeypatch) -> Path:
     """A folder that holds my_recipe.py and nothing else of Sightline."""
-    blocks = re.findall(r"^```python\n(.*?)^```", QUICKSTART.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (block,) = (block for block in blocks if "def recipe()" in block)
     (tmp_path / "my_recipe.py").write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_recipe_of_the_quickstart_trains_and_evaluates(in_folder_of_recipe: Path, shapes: Path, capsys):
+def test_the_documented_recipe_trains_and_evaluates(in_folder_of_recipe: Path, shapes: Path, capsys):
     data = ["--data.path", str(shapes)]
     assert cli.main(["train", "my_recipe.py", *data, *FLAGS]) == 0
     run = in_folder_of_recipe / "runs" / "my_recipe"

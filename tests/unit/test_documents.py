@@ -74,8 +74,8 @@ def test_every_link_to_a_file_leads_to_one():
     assert found_in(links_to_nothing) == {}
 
 
-def test_the_config_file_of_the_quickstart_does_what_its_flags_do(tmp_path: Path):
-    text = (REPO / "docs" / "start" / "quickstart.md").read_text(encoding="utf-8")
+def test_the_documented_config_file_does_what_its_flags_do(tmp_path: Path):
+    text = (REPO / "docs" / "howto" / "recipe.md").read_text(encoding="utf-8")
     [shown] = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     file = tmp_path / "mine.yaml"
     file.write_text(shown, encoding="utf-8")

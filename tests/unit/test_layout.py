@@ -329,7 +329,7 @@ def the_terminal_is_guarded(module: Module) -> Offences:
 def only_ranks_listen(module: Module) -> Offences:
     for line, name in imports(module):
         if is_in(name, *SERVERS):
-            yield line, f"imports {name}; nothing of ours listens but ranks, see docs/howto/distributed.md"
+            yield line, f"imports {name}; nothing of ours listens but ranks, see docs/reference/ranks.md"
     for call in calls(module):
         listens = called(call).split(".")[-1] in ("create_server", "TCPStore")
         if listens and module.path != "sightline/hardware/world.py":

@@ -213,8 +213,8 @@ def test_a_value_of_another_type_is_refused_where_it_is_set(made):
 
 
 def test_a_task_of_ones_own_trains_on_data_with_other_classes(ten: Path, tmp_path: Path):
-    """The example of docs/howto/contributing.md had `has 2 classes, the recipe declares 10`."""
-    text = Path(__file__).resolve().parents[3].joinpath("docs", "howto", "contributing.md").read_text("utf-8")
+    """The example of docs/howto/task.md had `has 2 classes, the recipe declares 10`."""
+    text = Path(__file__).resolve().parents[3].joinpath("docs", "howto", "task.md").read_text("utf-8")
     example = text[text.index('"""The demo\'s classifier with a binary loss') :].partition("```")[0]
     own = tmp_path / "own_task.py"
     own.write_text(example)
