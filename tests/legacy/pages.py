@@ -1,4 +1,4 @@
-"""Write docs/howto/legacy.md and docs/reference/legacy_*.md from the tables and the READMEs' commands: `python
+"""Write docs/howto/legacy.md and docs/reference/legacy*.md from the tables and the READMEs' commands: `python
 tests/legacy/pages.py`.
 
 test_readmes.py compares what lies in docs/ with what this file would write.
@@ -160,9 +160,9 @@ def _code(text: str) -> str:
     return f"`{text}`" if text.startswith("--") else text
 
 
-INTRO = """# Command lines of the five original READMEs
+HOWTO = """# Run a command line of an original README
 
-`sightline legacy` takes a command line as one of the originals' READMEs writes it and runs the equivalent:
+`sightline legacy` takes a command line as one of five originals' READMEs writes it, and runs the equivalent:
 
 ```sh
 sightline legacy train.py --batch-size=256 --model=resnet50 --device=cuda --data-path=IMAGENET --epochs=90 --amp
@@ -171,22 +171,33 @@ sightline legacy --from lines.txt
 sightline legacy ssd.py --help
 ```
 
-- `--print` shows our commands and a table old, new, effect; it starts nothing, needs no device and no torch.
-- `--help` or `--helpfull` after a script lists its flags and what becomes of each.
-- `--device cpu` before the script runs on the CPU; without it, `cuda`, `hpu`, `--gpus` and `--hpus` mean what the
-  machine has. More ranks than devices are an error that says so; with `--device cpu` that many CPU ranks start.
+- `--print` shows our commands and a table old, new, effect; it starts nothing.
+- `--help` after a script lists its flags and what becomes of each.
+- `--device cpu` before the script runs on the CPU, with as many ranks as the line asks for.
 - `--set part.field=value` adds a field of ours, e.g. `--set run.workers=4`.
-- A line is split here and never handed to a shell. `$PYTHON`, `$MPI_ROOT` and a few more expand; `$(...)`, backticks,
-  `;`, `|`, `&`, redirections, `${X%y}`, `~` and unquoted `*`, `?`, `[` are refused by name; words such as `<epoch>`
-  are named in the error. `--print --from FILE` shows all other lines too, and lists these at the end (exit 2).
+- A line is never handed to a shell. What only a shell understands is refused by name.
+
+Each flag sets a field, is accepted with a line that says why it has no meaning here, or is an error with the remedy.
+
+The originals: {titles}.
+Variables, words of mpirun and where results lie: [legacy in detail](../reference/legacy.md). How our recipes differ:
+[ResNet and ResNeXt](../reference/recipes.md), [SSD](../reference/recipes_ssd.md), [U-Net](../reference/recipes_unet.md).
+"""
+INTRO = """# sightline legacy in detail
+
+How to use it: [legacy](../howto/legacy.md).
+
+- A line is split here. `$PYTHON`, `$MPI_ROOT` and a few more expand; `$(...)`, backticks, `;`, `|`, `&`, redirections,
+  `${X%y}`, `~` and unquoted `*`, `?`, `[` are refused by name; words such as `<epoch>` are named in the error. `--print
+  --from FILE` shows all other lines too, and lists these at the end (exit 2).
+- Without `--device cpu`, `cuda`, `hpu`, `--gpus` and `--hpus` mean what the machine has. More ranks than devices are an
+  error that says so.
 - A file may `export` variables; lines of pip, git, docker, apt, cd and the like are skipped and counted. `--max_cpus`
   of a line does not bind those after it.
 - Under mpirun or torchrun that started it, `sightline legacy SCRIPT ARGS` is one rank of theirs.
 
-Defaults are the originals'; a value that is the recipe's own is not written. Each flag sets a field, or is accepted
-with a line that says why it has no meaning here, or is an error with the remedy. Flags that the originals read and
-ignored act here; their other bugs are not copied ([recipes.md](../reference/recipes.md),
-[recipes_ssd.md](../reference/recipes_ssd.md), [recipes_unet.md](../reference/recipes_unet.md)).
+Defaults are the originals'; a value that is the recipe's own is not written. Flags that the originals read and ignored
+act here; their other bugs are not copied.
 """
 OUTPUTS = """## Where results lie
 | original | here |
@@ -226,6 +237,7 @@ ranks; four need several hosts, and one fetches COCO.
 
 
 def overview() -> str:
+    """What all READMEs have in common."""
     lines = [INTRO, "## Counted"]
     lines += [
         "Commands of the originals' scripts: most run as they are, some ask for help, three hold words to fill in. The"
@@ -237,7 +249,7 @@ def overview() -> str:
     for readme, (name, title, _) in TITLES.items():
         found = counts(readme)
         total = {kind: total[kind] + found[kind] for kind in total}
-        lines.append(f"| [{title}](../reference/legacy_{name}.md) | {_row(found)} |")
+        lines.append(f"| [{title}](legacy_{name}.md) | {_row(found)} |")
     lines += [f"| all | {_row(total)} |", "", RUN, _flag_counts(), ""]
     lines += [
         "## Variables",
@@ -280,7 +292,9 @@ def _flag_counts() -> str:
 def pages() -> dict[str, str]:
     """File name -> text of every page."""
     found = {f"reference/legacy_{name}.md": page(readme) for readme, (name, _, _) in TITLES.items()}
-    return {"howto/legacy.md": overview(), **found, "reference/legacy_unet_scripts.md": unet_scripts_page()}
+    titles = ",\n".join(f"[{title}](../reference/legacy_{name}.md)" for name, title, _ in TITLES.values())
+    found |= {"howto/legacy.md": HOWTO.format(titles=titles), "reference/legacy.md": overview()}
+    return {**found, "reference/legacy_unet_scripts.md": unet_scripts_page()}
 
 
 if __name__ == "__main__":

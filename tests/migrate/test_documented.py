@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_defaults_are_those_of_the_documentation():
     """A value behind an option of the table is its default; a switch without one is off."""
-    text = (DOCS / "howto" / "migration.md").read_text(encoding="utf-8")
+    text = (DOCS / "reference" / "migration_reference.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
     told = {word[0].replace("-", "_"): word[1] for word in re.findall(r"`--([\w-]+) ?([\w.]*)`", " ".join(rows))}
     told["log_dir"] = "migrate_log"  # of --log DIR
