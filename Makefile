@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint mutants audit clean
+.PHONY: help demo test test-all lint docs mutants audit clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -41,6 +41,9 @@ lint: $(VENV)/.dev ## style, formatting, types and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layout.py
+
+docs: $(VENV)/.docs ## build the documents as a site with search: build/site/index.html
+	$(BIN)/python docs/site.py
 
 mutants: $(VENV)/.dev ## draw N small bugs at random and count how many the tests notice (N=200 SEED=1; half an hour)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/random_mutants.py --number $(N) --seed $(SEED) --jobs $(TEST_JOBS)
@@ -67,6 +70,11 @@ $(VENV)/.dev: $(BIN)/python $(DECIDES)
 	@echo "Installing Sightline and its test tools into $(VENV): about 5.5 GB with PyTorch, some minutes the first time."
 	$(call install,.[dev])
 	@touch $(VENV)/.core $@
+
+# The generator alone: the site is built from text, so it needs none of the rest.
+$(VENV)/.docs: $(BIN)/python pyproject.toml constraints.txt
+	PIP_USER=0 $(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt zensical
+	@touch $@
 
 $(BIN)/python:
 	@$(create_venv)

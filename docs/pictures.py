@@ -89,14 +89,15 @@ def detection(folder: Path) -> None:
     shutil.rmtree(folder / "boxes", ignore_errors=True)
     sightline("predict detection images/detection/val2017 --out boxes --score-threshold 0.5 --run.device cpu", folder)
     files = json.loads((folder / "boxes" / "predictions.json").read_text("utf-8"))["files"]
-    most = sorted(
-        files, key=lambda each: (-min(len(each["found"]), 4), -min(f["score"] for f in each["found"] or [{"score": 0}]))
-    )
-    tiles = [Image.open(folder / "boxes" / Path(each["path"]).name).convert("RGB") for each in most[:3]]
-    side = min(tile.height for tile in tiles)
-    sheet = Image.new("RGB", (3 * side + 20, side), "white")
-    for place, tile in enumerate(tiles):
-        sheet.paste(tile.resize((side, side), Image.Resampling.LANCZOS), (place * (side + 10), 0))
+    files.sort(key=lambda each: (min(len(each["found"]), 4), min((box["score"] for box in each["found"]), default=0)))
+    tiles = [Image.open(folder / "boxes" / Path(each["path"]).name).convert("RGB") for each in files[-3:]]
+    height = min(tile.height for tile in tiles)
+    tiles = [tile.resize((tile.width * height // tile.height, height), Image.Resampling.LANCZOS) for tile in tiles]
+    sheet = Image.new("RGB", (sum(tile.width for tile in tiles) + 20, height), "white")
+    left = 0
+    for tile in tiles:
+        sheet.paste(tile, (left, 0))
+        left += tile.width + 10
     kept(sheet, "detection.png", 760)
 
 
@@ -107,7 +108,7 @@ def mask(folder: Path) -> None:
 
 
 def terminal(folder: Path) -> None:
-    """A training, stopped by Ctrl-C in its third epoch, as a terminal shows it."""
+    """A training, in its second epoch, as a terminal shows it."""
     import pyte
 
     shutil.rmtree(folder / "stopped", ignore_errors=True)
@@ -131,7 +132,7 @@ def terminal(folder: Path) -> None:
             stream.feed(os.read(terminal, 4096))
         except OSError:
             break
-        if not has_stopped and any(re.search(r"epoch 3/20 .* [3-9]\d/62", line) for line in screen.display):
+        if not has_stopped and any(re.search(r"epoch 2/20 .* [3-9]\d/62", line) for line in screen.display):
             kept(page(as_page(screen), 840, 470), "terminal.png", 840, 64)
             os.write(terminal, b"\x03")
             has_stopped = True
@@ -199,12 +200,14 @@ def architecture() -> None:
                 parts.append(f'<text class="in" x="{x + room / 2 - 5:.0f}" y="{y:.0f}"{size}>{word}</text>')
     height = 16 + len(BANDS) * (band + 12)
     arrow = f"M {width - 28} 24 V {height - 30} m -6 -9 l 6 9 l 6 -9"
-    svg = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">
+    box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    svg = f"""<svg xmlns="http://www.w3.org/2000/svg" {box} role="img">
 <title>The rooms of Sightline: each imports only rooms below it</title>
 <style>
 text {{ font-family: system-ui, sans-serif; font-size: 13px; fill: #1f2328 }}
 .band {{ fill: #f3f5f8; stroke: #d5dae1 }} .room {{ fill: #ffffff; stroke: #9fb3d1 }} .name {{ font-weight: 600 }}
-.in {{ text-anchor: middle }} .arrow {{ fill: none; stroke: #6b7c93; stroke-width: 2 }} .note {{ fill: #6b7c93; font-size: 12px }}
+.in {{ text-anchor: middle }} .arrow {{ fill: none; stroke: #6b7c93; stroke-width: 2 }}
+.note {{ fill: #6b7c93; font-size: 12px }}
 </style>
 <rect width="{width}" height="{height}" fill="#ffffff"/>
 {chr(10).join(parts)}

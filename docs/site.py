@@ -1,7 +1,7 @@
 """Build the site: `make docs`, or `python docs/site.py` where Zensical is installed. The result is build/site.
 
-docs/index.md says which pages there are, in which order and under which names. Pages are copied first: links to files of
-the repository that are no pages become their paths, and what is written for GitHub's Markdown is adapted.
+docs/index.md says which pages there are, in which order and under which names. Pages are copied first: links to
+files of the repository that are no pages become their paths, and what is written for GitHub's Markdown is adapted.
 """
 
 from __future__ import annotations

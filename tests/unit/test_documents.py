@@ -11,8 +11,9 @@ from sightline.config import Run
 from sightline.recipe import store
 
 REPO = Path(__file__).resolve().parents[2]
+README = REPO / "README.md"
 DOCUMENTS = [
-    *(REPO / "README.md", REPO / "SECURITY.md"),
+    *(README, REPO / "SECURITY.md"),
     *sorted((REPO / "docs").rglob("*.md")),
     *sorted((REPO / "benchmarks" / "notes").glob("*.md")),
 ]
@@ -72,6 +73,49 @@ def links_to_nothing(document: Path) -> list[str]:
 
 def test_every_link_to_a_file_leads_to_one():
     assert found_in(links_to_nothing) == {}
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of headings, as GitHub and the site make them."""
+    headings = [line.lstrip("# ") for line in outside_fences(document) if line.startswith("#")]
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def links_to_no_heading(document: Path) -> list[str]:
+    targets = re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", "\n".join(outside_fences(document)))
+    local = [(document.parent / file if file else document, at) for file, at in targets if "://" not in file]
+    return [f"{file.name}#{at}" for file, at in local if file.suffix == ".md" and at not in anchors(file)]
+
+
+def test_every_link_to_a_heading_leads_to_one():
+    assert found_in(links_to_no_heading) == {}
+
+
+INSTRUCTIONS = [README, *sorted((REPO / "docs" / "start").glob("*.md")), *sorted((REPO / "docs" / "howto").glob("*.md"))]
+
+
+def test_instructions_name_no_commit():
+    commit = re.compile(r"\b(?!ed25519)(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,8}\b(?!\.pth)")
+    assert {path.name: found for path in INSTRUCTIONS if (found := commit.findall(path.read_text("utf-8")))} == {}
+
+
+def test_instructions_say_nothing_twice():
+    where: dict[str, list[str]] = {}
+    for path in INSTRUCTIONS:
+        text = "\n".join(line for line in outside_fences(path) if not line.startswith(("|", "#")))
+        for sentence in re.split(r"(?<=[.:!?])\s+|\n\n|^- ", text, flags=re.MULTILINE):
+            if len(words := sentence.split()) >= 7:
+                where.setdefault(" ".join(words), []).append(path.name)
+    assert {sentence: pages for sentence, pages in where.items() if len(pages) > 1} == {}
+
+
+def test_the_readme_is_short_and_pictures_are_small():
+    assert len(README.read_text("utf-8").splitlines()) < 100
+    sizes = {path.name: path.stat().st_size for path in (REPO / "docs" / "images").iterdir()}
+    assert {name: size for name, size in sizes.items() if size > 200_000} == {}
+    shown = {name for path in DOCUMENTS for name in re.findall(r"images/([\w.]+)\)", path.read_text("utf-8"))}
+    assert shown == sizes.keys()
 
 
 def test_the_documented_config_file_does_what_its_flags_do(tmp_path: Path):

@@ -170,6 +170,23 @@ def test_segmentation_beside_a_loop_and_masks_of_public_sets_are_those_of_the_ra
     assert {name: [int(compared), int(equal)] for name, _, _, compared, equal in sets} == counts
 
 
+def test_the_page_of_results_has_the_numbers_of_the_notes():
+    notes: dict[str, str] = {}  # row -> its cells, with those of the lines that continue it
+    row = ""
+    for line in (REPO / "benchmarks/notes/results.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("| ") and not line.startswith(("| |", "|---")):
+            row = line.split("|")[1].strip()
+        if line.startswith("|"):
+            notes[row] = f"{notes.get(row, '')} {line}"
+    page = (REPO / "docs/why/results.md").read_text(encoding="utf-8")
+    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    rows = [cells for cells in shown if cells[0] not in ("row", "---")]
+    assert len(rows) > 20
+    for cells in rows:
+        for figure in FIGURE.findall(" ".join(cells[2:])):
+            assert figure in FIGURE.findall(notes[cells[0]]), f"row {cells[0]}: {figure}"
+
+
 def test_rows_without_a_raw_file_are_named():
     scores = [*table("benchmarks/notes/results.md", "| | measured | score |"), *table("benchmarks/notes/results.md", OWN_IMAGES)]
     whole = table("benchmarks/notes/results.md", "| | measured | first time")
