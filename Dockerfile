@@ -1,6 +1,6 @@
 # Sightline with PyTorch for NVIDIA GPUs and CPUs; see docs/howto/container.md.
-#   docker build -t sightline:0.1.0 .
-#   docker run --rm --gpus all --shm-size 8g -v /my/data:/data:ro sightline:0.1.0 train resnet50 --data.path /data
+#   docker build -t sightline:0.2.0 .
+#   docker run --rm --gpus all --shm-size 8g -v /my/data:/data:ro sightline:0.2.0 train resnet50 --data.path /data
 # Loader workers pass batches through /dev/shm, of which Docker gives 64 MiB by default: hence --shm-size.
 FROM debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171
 

@@ -35,7 +35,7 @@ stand_ins/           apex and pynvml where they are not installed
 reporting/           record.py: hit() and truth() count calls per call site; log files, report, scan, sync points
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 FOLDERS = [os.path.dirname(os.path.abspath(__file__))]
 """of code that is never the script's: this one, and that of the names that Sightline gives it, where they are used"""
