@@ -112,7 +112,7 @@ def terminal(folder: Path) -> None:
     import pyte
 
     shutil.rmtree(folder / "stopped", ignore_errors=True)
-    shown = "sightline train demo_classification --data shapes/classification --out stopped --epochs 5"
+    shown = "sightline train demo_classification --data shapes/classification --model.width 8 --epochs 5 --out stopped"
     words = [sys.executable, "-m", *shown.split()]
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)

@@ -3,7 +3,7 @@
     sightline prepare shapes --out demo/shapes
     sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run
 
-Expected: top-1 of 0.94 to 0.96 (three seeds) on 1,000 held-out images, after 2 to 4 minutes on two cores.
+Expected: top-1 of 0.949 on 1,000 held-out images after 3 minutes on two cores (docs/why/results.md, row 16).
 For your own images there is `sightline train classification --data DIR`.
 """
 

@@ -3,7 +3,8 @@
     sightline prepare shapes --out demo/images --only detection --train-pictures 4000
     sightline train demo_detection --data.path demo/images/detection --run.out demo/detection
 
-Expected: AP50 of 0.70 and AP of 0.42 on 100 held-out images (one seed) after 7 minutes on two cores.
+Expected: AP50 of 0.70 and AP of 0.42 on 100 held-out images (one seed) after 7 minutes on two cores
+(docs/why/results.md, row 17).
 For your own images with boxes there is `sightline train detection --data DIR`.
 """
 

@@ -4,7 +4,8 @@
     sightline prepare decathlon --source demo/volumes/segmentation --out demo/slices
     sightline train demo_segmentation --data.path demo/slices --run.out demo/segmentation
 
-Expected: a mean Dice of 0.92 on 12 held-out volumes (one seed) after 1.5 minutes on two cores.
+Expected: a mean Dice of 0.92 on 12 held-out volumes (one seed) after 1.5 minutes on two cores (docs/why/results.md, row
+18).
 """
 
 from sightline.data.segmentation import SegmentationData

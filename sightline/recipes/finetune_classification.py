@@ -6,9 +6,9 @@ DIR holds class folders (docs/reference/data.md). `--model.arch` chooses the net
 or `timm:NAME`. The rate is 0.001 for a batch of 64 and scales with it; layers below the head have a fifth of it. In the
 first epoch only the head learns. An epoch has at least 50 steps, so that 50 images make 1,000 steps in all and 50,000
 images 31,240. The run ends when top-1 has not improved for 8 epochs. docs/howto/finetuning.md has the reasons.
-Expected: benchmarks/finetune.py, ResNet-18 with 24 images of each of 8 classes, three seeds on an H200: top-1 0.607
-from weights of 12 other classes, 0.491 from scratch. With weights that have learnt little there is little to gain, or
-less than nothing: 0.27 against 0.36 after 190 steps of pretraining.
+Expected: with 24 images of each of 8 classes and a ResNet-18, top-1 of 0.607 from weights of 12 other classes, 0.491
+from scratch, three seeds on an H200 (benchmarks/notes/finetuning.md); the time was not noted. With weights that have
+learnt little there is little to gain, or less than nothing.
 """
 
 from sightline.data.classification import ClassificationData

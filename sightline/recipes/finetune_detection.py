@@ -7,8 +7,8 @@ stages become the trunk, or those of an SSD, whose heads are replaced if it has 
 batch of 16 and scales with it; the trunk has a fifth of it. In the first epoch the trunk is frozen. An epoch has at
 least 50 steps: 50 images make 2,000 steps in all, 50,000 images 125,000. The run ends when AP has not improved for 16
 epochs.
-Expected: benchmarks/finetune.py, 200 drawn images, 2,000 steps, three seeds on an H200: AP 0.205 from the weights of a
-detector of other shapes, 0.031 from scratch.
+Expected: with 200 drawn images and 2,000 steps, AP of 0.205 from the weights of a detector of other shapes, 0.031 from
+scratch, three seeds on an H200 (benchmarks/notes/finetuning.md); the time was not noted.
 """
 
 from sightline.data.detection import DetectionData

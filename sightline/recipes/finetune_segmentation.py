@@ -7,8 +7,8 @@ must be that of the weights: same channels, patch and `--model` fields; heads fo
 is 0.0005 for a batch of 64 slices and scales with it; layers below the heads have half of it. In the first epoch only
 the heads learn. An epoch has at least 25 steps: 10 volumes make 1,000 steps in all. The run ends when the Dice has not
 improved for 16 epochs. For volumes add `--data.dim 3 --train.global-batch 2 --optimizer.lr-for-batch 2`.
-Expected: benchmarks/finetune.py, 6 volumes of task 04, three seeds on an H200: Dice 0.817 from the weights of 130 other
-cases, 0.452 from scratch.
+Expected: with 6 volumes of task 04, Dice of 0.817 from the weights of 130 other cases, 0.452 from scratch, three seeds
+on an H200 (benchmarks/notes/finetuning.md); the time was not noted.
 """
 
 from sightline.data.segmentation import SegmentationData

@@ -6,6 +6,7 @@ IMAGENET holds train/ and val/ with 1,000 class folders each. An epoch of 1,281,
 The learning rate is 0.1 for a batch of 256 and scales with it: the first four epochs rise from an eighth of it. At
 batch 2,048 these are the rates of the original (0.1, 0.275, 0.45, 0.625, 0.8, ...), which used them at any batch.
 Expected: 76.1 % top-1, published by torchvision for this model at 90 epochs; not reproduced by us (no ImageNet here).
+About 4 hours on one H200, computed from its step on JPEGs (8,191 img/s: benchmarks/notes/results.md, row 1c), not run.
 """
 
 from sightline.data.classification import ClassificationData

@@ -7,7 +7,8 @@ steps at batch 256. For eight devices with 256 images each use `--train.global-b
 rate is 0.1 for a batch of 256 and scales with it. `--model.arch keras_resnet101v2` etc. train the networks of
 keras.applications.
 Expected: 76.2 % top-1 on one accelerator, 76.3 % on eight (the vendor's page for release 1.0.0); not reproduced by us
-(no ImageNet here). docs/reference/recipes.md lists the deliberate differences from the original.
+(no ImageNet here), the time was not measured. docs/reference/recipes.md lists the deliberate differences from the
+original.
 """
 
 from sightline.data.augment.fields import TF_MEAN, TF_STD

@@ -5,8 +5,9 @@
 The base learning rate is 2.5 on one device and 9.5 on several, for any batch; the start of the run prints which one.
 An epoch has 5,004 steps at batch 256. For eight devices with 256 images each use `--train.global-batch 2048`: 625 steps
 per epoch, 25,000 in all.
-Expected: 76.06 % top-1 on one accelerator, 76.11 % on eight (the vendor's page for release 1.0.0); not reproduced by
-us (no ImageNet here). docs/reference/recipes.md lists the deliberate differences from the original.
+Expected: 76.06 % top-1 on one accelerator, 76.11 % on eight (the vendor's page for release 1.0.0); not reproduced by us
+(no ImageNet here), the time was not measured. docs/reference/recipes.md lists the deliberate differences from the
+original.
 """
 
 from dataclasses import replace

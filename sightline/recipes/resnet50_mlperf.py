@@ -5,8 +5,8 @@
 Made for eight devices with 256 images each: give them `--train.accumulation 1`. One device splits its 2,048 images into
 eight parts (`--train.accumulation 8`, the default here). An epoch has 626 steps; the last batch is padded. Evaluation
 follows epochs 3, 7, 11, ...; a score of 0.2 % or less ends the run as diverged.
-Expected: 75.9 % within 35 epochs, 16.6 minutes on eight accelerators (MLPerf v2.1); not reproduced by us (no ImageNet
-here). docs/reference/recipes.md lists the deliberate differences from the original.
+Expected: 75.9 % within 35 epochs, 16.6 minutes on eight accelerators (MLPerf v2.1); neither was reproduced by us (no
+ImageNet here). docs/reference/recipes.md lists the deliberate differences from the original.
 """
 
 from dataclasses import replace

@@ -6,8 +6,9 @@ IMAGENET is class folders, tar shards or TFRecords (docs/reference/data.md). An 
 steps at batch 128. For eight devices with 128 images each use `--train.global-batch 1024` (1,251 steps). The learning
 rate is 0.256 for a batch of 256 and scales with it.
 Expected: 79.2 % top-1 on one accelerator (the vendor's page for release 1.0.0); NVIDIA, the author of the recipe, gives
-79.2 to 79.4 %; not reproduced by us (no ImageNet here). docs/reference/recipes.md lists the deliberate differences from
-the original.
+79.2 to 79.4 %; not reproduced by us (no ImageNet here). About 8 hours on one H200, computed from its step on synthetic
+images at batch 256 (4,019 img/s: docs/why/results.md, row 5a), not run. docs/reference/recipes.md lists the deliberate
+differences from the original.
 """
 
 from sightline.data.augment.fields import TF_MEAN, TF_STD

@@ -4,7 +4,7 @@
 
 resnext101 with mixup: every image has its own Beta(0.2, 0.2) share, and its partner comes from the reversed batch. The
 original's README names this run but its code has no mixup; the numbers are NVIDIA's, which the README quotes.
-Expected: 80.2 % top-1 (NVIDIA); not reproduced by us (no ImageNet here).
+Expected: 80.2 % top-1 (NVIDIA); not reproduced by us (no ImageNet here), the time was not measured.
 """
 
 from dataclasses import replace

@@ -11,7 +11,9 @@ the cosine schedule of its later release `--schedule.kind cosine --schedule.drop
 --schedule.hold-epochs 15 --schedule.decay-epochs 55 --schedule.floor 0.01 --optimizer.norm-weight-decay 0
 --model.freeze first_block`.
 Expected: 0.2297 mAP after 50 epochs (the vendor's page for release 1.0.0); MLPerf's target is 0.23; not reproduced by
-us (the full COCO is not here). docs/reference/recipes_ssd.md lists the deliberate differences from the original.
+us (the full COCO is not here). About half an hour of steps on one H200, computed from 3,822 img/s with JPEGs decoded on
+it (benchmarks/notes/input.md), not run. docs/reference/recipes_ssd.md lists the deliberate differences from the
+original.
 """
 
 from sightline.data.detection import DetectionData

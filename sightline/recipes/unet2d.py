@@ -7,9 +7,10 @@
 another task, `--data.task own` your own data in the same format (docs/reference/data_volumes.md). A batch of 64 slices
 comes from one volume, or from several if they have fewer slices; an epoch on fold 0 of task 01 has 387 steps. The
 learning rate does not depend on the number of devices. The run ends when the Dice has not improved for 100 epochs.
-Expected: 73.0 % Dice (mean of five folds, NVIDIA's code on task 01 with AMP, one A100, 98 min); not reproduced by us
-(task 01 is not here). docs/why/results.md has task 04; docs/reference/recipes_unet.md lists the deliberate differences
-from the original.
+Expected: on task 04 a Dice of 0.871 over five folds, 25 to 30 s each, with 100 epochs and a cosine on one H200
+(benchmarks/notes/results.md, row 14). On task 01 73.0 % (mean of five folds, NVIDIA's code with AMP, one A100, 98 min);
+not reproduced by us (task 01 is not here). docs/reference/recipes_unet.md lists the deliberate differences from the
+original.
 """
 
 from sightline.data.segmentation import SegmentationData

@@ -7,7 +7,7 @@ unet2d on volumes, with the original's batch of 2 patches and windows by fours i
 whole volumes. Task 01 has patches of 128x128x128 at 1 mm: six levels with 32, 64, 128, 256, 320 and 320 filters. An
 epoch on fold 0 has 194 steps. Folds, tasks and your own data: as unet2d.
 Expected: 74.4 % Dice (mean of five folds, NVIDIA's code on task 01 with AMP, one A100, 118 min); not reproduced by us
-(task 01 is not here).
+(task 01 is not here), the time was not measured.
 """
 
 from dataclasses import replace
