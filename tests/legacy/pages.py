@@ -181,7 +181,7 @@ Each flag sets a field, is accepted with a line that says why it has no meaning 
 
 The originals: {titles}.
 Variables, words of mpirun and where results lie: [legacy in detail](../reference/legacy.md). How our recipes differ:
-[ResNet and ResNeXt](../reference/recipes.md), [SSD](../reference/recipes_ssd.md), [U-Net](../reference/recipes_unet.md).
+[ResNet, ResNeXt](../reference/recipes.md), [SSD](../reference/recipes_ssd.md), [U-Net](../reference/recipes_unet.md).
 """
 INTRO = """# sightline legacy in detail
 

@@ -92,7 +92,7 @@ def test_every_link_to_a_heading_leads_to_one():
     assert found_in(links_to_no_heading) == {}
 
 
-INSTRUCTIONS = [README, *sorted((REPO / "docs" / "start").glob("*.md")), *sorted((REPO / "docs" / "howto").glob("*.md"))]
+INSTRUCTIONS = [README, *sorted((REPO / "docs").glob("start/*.md")), *sorted((REPO / "docs").glob("howto/*.md"))]
 
 
 def test_instructions_name_no_commit():

@@ -1,4 +1,5 @@
-"""Numbers of README.md and benchmarks/notes/results.md are those of the raw files, which benchmarks/results/README.md names."""
+"""Numbers of README.md, docs/why/results.md and benchmarks/notes/results.md are those of the raw files, which
+benchmarks/results/README.md names."""
 
 import json
 import re
@@ -12,6 +13,7 @@ from sightline.measure.benchmark import PUBLISHED_TFLOPS
 
 REPO = Path(__file__).resolve().parents[2]
 RAW = REPO / "benchmarks" / "results"
+NOTES = "benchmarks/notes/results.md"
 OWN_IMAGES = "| | images | contender |"
 FIGURE = re.compile(r"(?<![\w.-])\d{1,3}(?:,\d{3})*(?:\.\d+)?(?!\w)")  # not the 16 of fp16, nor the 1 of top-1
 
@@ -47,7 +49,7 @@ def files() -> dict[str, list[dict[str, Any]]]:
 
 
 def throughput() -> list[list[str]]:
-    return table("benchmarks/notes/results.md", "| | measured | img/s (range) |")
+    return table(NOTES, "| | measured | img/s (range) |")
 
 
 def at(value: Any, keys: list[str]) -> list[Any]:
@@ -121,7 +123,7 @@ def test_throughput_and_mfu_are_those_of_the_raw_files():
 def test_whole_runs_and_folds_are_those_of_the_raw_files():
     contents = files()
     whole = [f"{run['whole_s']:.1f}" for run in contents["19"][0]["whole"]]
-    ours, plain = (FIGURE.findall(row[2]) for row in table("benchmarks/notes/results.md", "| | measured | first time"))
+    ours, plain = (FIGURE.findall(row[2]) for row in table(NOTES, "| | measured | first time"))
     assert [ours, plain] == [whole[0::2], whole[1::2]]
     phases = {row[0]: row[1:] for row in table("benchmarks/notes/startup.md", "| phase |")}
     assert phases["whole"] == [" / ".join(ours), " / ".join(plain)]
@@ -132,12 +134,12 @@ def test_whole_runs_and_folds_are_those_of_the_raw_files():
     plain_folds = contents["14a"][0]["rows"]["plain"]
     singles = [fold["dice"] for fold in plain_folds["single"]]
     expected = [statistics.mean(singles), statistics.stdev(singles), plain_folds["ensemble"]["plain"]["dice"]]
-    [score] = [row[2] for row in table("benchmarks/notes/results.md", "| | measured | score |") if row[0] == "14a"]
+    [score] = [row[2] for row in table(NOTES, "| | measured | score |") if row[0] == "14a"]
     assert FIGURE.findall(score) == [f"{value:.4f}" for value in expected]
 
 
 def test_own_images_are_those_of_the_raw_files():
-    contents, shown = files(), table("benchmarks/notes/results.md", OWN_IMAGES)
+    contents, shown = files(), table(NOTES, OWN_IMAGES)
     starts = [place for place, cells in enumerate(shown) if cells[0]]
     for start, end in zip(starts, [*starts[1:], len(shown)], strict=True):
         row, lines = shown[start][0], shown[start:end]
@@ -156,7 +158,7 @@ def test_own_images_are_those_of_the_raw_files():
 
 def test_segmentation_beside_a_loop_and_masks_of_public_sets_are_those_of_the_raw_files():
     contents = files()
-    shown = table("benchmarks/notes/results.md", "| | set | `segmentation` |")
+    shown = table(NOTES, "| | set | `segmentation` |")
     for row, name, ours, loop, seconds, _ in shown:
         groups = contents[row][0]["results"][name.split()[0]]
         assert ours == f"{groups['segmentation']['mean']:.3f}" and loop == f"{groups['FCN loop']['mean']:.3f}", row
@@ -173,14 +175,14 @@ def test_segmentation_beside_a_loop_and_masks_of_public_sets_are_those_of_the_ra
 def test_the_page_of_results_has_the_numbers_of_the_notes():
     notes: dict[str, str] = {}  # row -> its cells, with those of the lines that continue it
     row = ""
-    for line in (REPO / "benchmarks/notes/results.md").read_text(encoding="utf-8").splitlines():
+    for line in (REPO / NOTES).read_text(encoding="utf-8").splitlines():
         if line.startswith("| ") and not line.startswith(("| |", "|---")):
             row = line.split("|")[1].strip()
         if line.startswith("|"):
             notes[row] = f"{notes.get(row, '')} {line}"
     page = (REPO / "docs/why/results.md").read_text(encoding="utf-8")
-    shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
-    rows = [cells for cells in shown if cells[0] not in ("row", "---")]
+    lines = [line.strip("|") for line in page.splitlines() if line.startswith("| ") and not line.startswith("| row")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     assert len(rows) > 20
     for cells in rows:
         for figure in FIGURE.findall(" ".join(cells[2:])):
@@ -188,13 +190,13 @@ def test_the_page_of_results_has_the_numbers_of_the_notes():
 
 
 def test_rows_without_a_raw_file_are_named():
-    scores = [*table("benchmarks/notes/results.md", "| | measured | score |"), *table("benchmarks/notes/results.md", OWN_IMAGES)]
-    whole = table("benchmarks/notes/results.md", "| | measured | first time")
+    scores = [*table(NOTES, "| | measured | score |"), *table(NOTES, OWN_IMAGES)]
+    whole = table(NOTES, "| | measured | first time")
     rows = {row[0] for row in [*throughput(), *scores, *whole]} - {""}
     text = (RAW / "README.md").read_text(encoding="utf-8")
     [missing] = re.findall(r"has no raw file: (.*)\.", text)
     assert set(re.findall(r"\w+", missing.replace(" and ", " "))) == rows - files().keys()
-    assert f"rows {missing} have none" in " ".join((REPO / "benchmarks/notes/results.md").read_text(encoding="utf-8").split())
+    assert f"rows {missing} have none" in " ".join((REPO / NOTES).read_text(encoding="utf-8").split())
 
 
 def test_commits_are_those_that_the_files_hold():
