@@ -133,7 +133,7 @@ def terminal(folder: Path) -> None:
         except OSError:
             break
         if not has_stopped and any(re.search(r"epoch 3/5 .* 1[4-6]\d/310", line) for line in screen.display):
-            kept(page(as_page(screen), 840, 470), "terminal.png", 840, 64)
+            kept(page(as_page(screen), 840, 300), "terminal.png", 840, 64)
             os.write(terminal, b"\x03")
             has_stopped = True
     os.waitpid(child, 0)
