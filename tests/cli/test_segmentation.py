@@ -75,7 +75,10 @@ def test_drawn_discs_are_learnt_and_masks_come_back_as_they_came(sightline, disc
     assert drawn.size[0] >= 360 and len(np.unique(np.asarray(drawn).reshape(-1, 3), axis=0)) > 1000
 
 
-@pytest.mark.parametrize(("channels", "bits", "values"), [(1, 8, (0, 255)), (4, 8, (1, 3, 7)), (1, 16, (0, 1, 255))])
+@pytest.mark.parametrize(
+    ("channels", "bits", "values"),
+    [(4, 8, (1, 3, 7)), (1, 16, (0, 1, 255)), pytest.param(1, 8, (0, 255), marks=pytest.mark.slow)],
+)
 def test_any_channels_bits_and_values_go_all_the_way(
     sightline, tmp_path: Path, channels: int, bits: int, values: tuple[int, ...]
 ):

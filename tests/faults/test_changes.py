@@ -167,7 +167,13 @@ def test_other_thread_count_warns(sightline, halfway, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("refusal", "stop"), [("recipe", "int"), ("recipe", "kill"), ("data", "kill"), ("descriptors", "int")]
+    ("refusal", "stop"),
+    [
+        ("recipe", "int"),
+        pytest.param("recipe", "kill", marks=pytest.mark.slow),
+        ("data", "kill"),
+        pytest.param("descriptors", "int", marks=pytest.mark.slow),
+    ],
 )
 def test_a_refused_start_leaves_the_state_of_a_stopped_run(sightline, reference, tmp_path, stop, refusal):
     """Also one that is refused after the model was resumed: `sightline runs` says stopped, not failed."""

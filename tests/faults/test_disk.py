@@ -23,7 +23,7 @@ Result = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["Result"]
 NO_ROOM_FOR_TENSORS, NO_ROOM = "full50000", "full0"
 
 
-@pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, NO_ROOM])
+@pytest.mark.parametrize("limit", [pytest.param(NO_ROOM_FOR_TENSORS, marks=pytest.mark.slow), NO_ROOM])
 def test_run_continues_without_the_checkpoints_it_cannot_write(sightline, reference, tmp_path, limit):
     ended = sightline.run(
         tmp_path / "run", *OFTEN, "--run.report=auto", progress="plain", FAULT=f"{limit}@train:3,free@train:9"

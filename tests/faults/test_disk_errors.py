@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sightline.engine.checkpoint import Checkpoints, verify
+from sightline.errors import DISK_REMEDIES
 from sightline.files.whole import rename, replace_text
 
 OFTEN = ("--run.checkpoint-every-steps", "2")
@@ -22,11 +23,12 @@ REMEDIES = {
     "EDQUOT": "your quota on this disk is used up",
     "ENOSPC": "free some space",
 }
-# Every remedy once, every call at least once.
-FAULTS = ["rename-ESTALE", "rename-EXDEV", "fsync-EIO", "open-EACCES", "open-EROFS", "open-EDQUOT", "write-ENOSPC"]
+# Every call once; of the other errors only the remedy differs.
+FAULTS = ["rename-EXDEV", "fsync-EIO", "open-EROFS", "write-ENOSPC"]
+SLOW = ["rename-ESTALE", "open-EACCES", "open-EDQUOT"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
 def test_any_call_that_fails_is_exit_7_and_a_healthy_restart_ends_with_equal_bits(
     sightline, reference, tmp_path, fault
 ):
@@ -45,6 +47,11 @@ def test_any_call_that_fails_is_exit_7_and_a_healthy_restart_ends_with_equal_bit
     assert again.code == again.exit_code_in_folder == 0, again
     assert again.events("resume")[-1]["step"] == 10
     assert again.bits == reference().bits
+
+
+def test_every_error_has_its_remedy():
+    for name, remedy in REMEDIES.items():
+        assert remedy in DISK_REMEDIES[getattr(errno, name)]
 
 
 def test_a_file_system_that_cannot_sync_is_a_warning(sightline, reference, tmp_path):

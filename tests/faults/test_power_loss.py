@@ -99,7 +99,14 @@ def values_after(
     return found
 
 
-@pytest.mark.parametrize("name", ["best, then another", "after going back", "first of a new folder"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "best, then another",
+        pytest.param("after going back", marks=pytest.mark.slow),
+        pytest.param("first of a new folder", marks=pytest.mark.slow),
+    ],
+)
 def test_power_cut_at_sampled_moments_of_a_save(disk, monkeypatch, name):
     assert check_cuts(disk, monkeypatch, name, most=6) > 20, "the power must have been cut in many ways"
 

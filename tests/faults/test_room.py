@@ -79,7 +79,9 @@ def test_soft_limit_of_descriptors_is_raised(sightline, tmp_path):
     assert ended.code == 0, ended
 
 
-@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("deleted", marks=pytest.mark.slow), pytest.param("moved", marks=pytest.mark.slow), "replaced"]
+)
 def test_run_folder_that_vanishes_ends_the_run(sightline, tmp_path, how):
     out = tmp_path / "run"
     started = sightline.start(out, FAULT="stop@train:5")
@@ -153,6 +155,7 @@ def test_killed_run_leaves_no_socket_of_its_forkserver(sightline, tmp_path):
     once(lambda: not list(temporary.glob("pymp-*")))
 
 
+@pytest.mark.slow  # three seconds: two processes import torch
 def test_a_run_killed_while_its_forkserver_begins_leaves_no_socket(tmp_path):
     """By then the forkserver has another parent."""
     code = """import os

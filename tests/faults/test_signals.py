@@ -33,7 +33,7 @@ FLAGS = ("--data.path", "synthetic:classes=4,samples=128,size=24")
     ("where", "step", "epoch"),
     [
         ("open:1", 0, 0),  # while the data are listed
-        ("eval:1", 16, 0),
+        pytest.param("eval:1", 16, 0, marks=pytest.mark.slow),  # tests/recipes/test_recipes.py, with every kind of data
         pytest.param("train:5", 5, 0, marks=pytest.mark.slow),  # with more to save: below
         pytest.param("eval:3", 32, 1, marks=pytest.mark.slow),  # nothing is left to do but the last evaluation
         pytest.param("train:1", 1, 0, marks=pytest.mark.slow),

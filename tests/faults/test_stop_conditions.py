@@ -24,7 +24,7 @@ STOPS = {
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(flags, id=name, marks=[] if name in ("target", "max_steps") else [pytest.mark.slow])
+        pytest.param(flags, id=name, marks=[] if name == "target" else [pytest.mark.slow])
         for name, flags in STOPS.items()
     ],
 )

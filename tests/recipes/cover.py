@@ -1,6 +1,7 @@
 """The recipes in the default set of tests: every kind of part occurs among them. The others are slow."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,21 +12,27 @@ RICHEST = ("resnet50_mlperf", "ssd_resnet34", "unet2d")  # of each kind of data,
 Kinds = Callable[[str], set[str]]
 
 
+@cache
+def made(name: str) -> Any:
+    """Return a recipe as it is without flags."""
+    return recipes.find(name).recipe()
+
+
 def data(name: str) -> set[str]:
     """Return the kind of data of a recipe."""
-    return {type(recipes.find(name).recipe().data).__name__}
+    return {type(made(name).data).__name__}
 
 
 def classes(name: str) -> set[str]:
     """Return the classes of model, data and task of a recipe."""
-    made = recipes.find(name).recipe()
-    return {type(part).__name__ for part in (made.model, made.data, made.task)}
+    recipe = made(name)
+    return {type(part).__name__ for part in (recipe.model, recipe.data, recipe.task)}
 
 
 def parts(name: str) -> set[str]:
     """Return these classes, and the kinds of optimizer and schedule."""
-    made = recipes.find(name).recipe()
-    return classes(name) | {f"optimizer {made.optimizer.kind}", f"schedule {made.schedule.kind}"}
+    recipe = made(name)
+    return classes(name) | {f"optimizer {recipe.optimizer.kind}", f"schedule {recipe.schedule.kind}"}
 
 
 def names() -> list[str]:
@@ -49,6 +56,11 @@ def params(kinds: Kinds, *others: str) -> list[Any]:
         pytest.param(name, *others, id="-".join((name, *others)), marks=() if name in default else pytest.mark.slow)
         for name in recipes.names()
     ]
+
+
+def richest(name: str) -> set[str]:
+    """Return the recipe of images that uses most of the engine, and no other: for what is the engine's alone."""
+    return {name} & {RICHEST[0]}
 
 
 def recipe_of_each(kinds: Kinds) -> pytest.MarkDecorator:

@@ -1020,7 +1020,7 @@ def test_a_field_does_something(name: str, part: str, field_name: str, number: i
     assert after[1:] == before[1:], f"{' '.join(change)} changes {flip.same.__name__} too"
 
 
-@COVER["recipe_of_each"](COVER["data"])
+@COVER["recipe_of_each"](COVER["richest"])
 def test_steps_before_the_run_are_made_and_undone(name: str, tmp_path: Path, train, finished, monkeypatch):
     """Two updates more, on the first batch, and not one bit of difference."""
     updates = []

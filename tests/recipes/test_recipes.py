@@ -27,6 +27,7 @@ from sightline.train.session import Session
 COVER = runpy.run_path(str(Path(__file__).with_name("cover.py")))
 EVERY_RECIPE = pytest.mark.parametrize("name", recipes.names())
 EACH_DATA, EACH_PART = COVER["recipe_of_each"](COVER["data"]), COVER["recipe_of_each"](COVER["parts"])
+RICHEST = COVER["recipe_of_each"](COVER["richest"])
 STEPS = 6  # two epochs of three
 HELD_OUT = {"ClassificationData": 3, "DetectionData": 3, "MaskData": 3, "SegmentationData": 12}  # slices of two volumes
 HELD_OUT_VOLUMES = 6
@@ -81,13 +82,14 @@ def test_it_trains_evaluates_and_writes_its_run_folder(name: str, finished):
 
 
 @EACH_DATA
-def test_the_config_of_a_run_makes_it_again_bit_for_bit(name: str, tmp_path: Path, finished):
+def test_the_config_of_a_run_makes_it_again_bit_for_bit_with_any_number_of_workers(name: str, tmp_path: Path, finished):
     result = finished(name)
     path = result.folder / "config.yaml"
-    again = config.load(config.recipe_named_in(path), [f"--run.out={tmp_path / 'again'}"], path)
-    api.train(*again)
+    again = config.load(config.recipe_named_in(path), [f"--run.out={tmp_path / 'again'}", "--run.workers=1"], path)
+    scores = api.train(*again)
     copy = type(result)(tmp_path / "again")
-    assert copy.bits() == result.bits()
+    assert len(copy.events("start")[0]["workers"]) == 1 and not result.events("start")[0]["workers"]
+    assert copy.bits() == result.bits() and scores == result.scores
     assert [e["loss"] for e in copy.events("train")] == [e["loss"] for e in result.events("train")]
 
 
@@ -155,7 +157,8 @@ def known_to(name: str, flags: list[str]) -> list[str]:
     [
         # Slow: the tests of signals resume these to the same bits, in an epoch, after it and in an evaluation.
         *(pytest.param(name, "as it is", marks=pytest.mark.slow) for name in recipes.names()),
-        *COVER["params"](COVER["data"], "everything on"),
+        # Of all kinds of data at once: the same state, and the signals' tests resume each kind.
+        *COVER["params"](COVER["richest"], "everything on"),
         *COVER["params"](lambda name: {name} & {"unet2d"}, "fp16 and adamw"),  # the cheapest: the state is the engine's
     ],
 )
@@ -177,13 +180,6 @@ def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, variant: st
         assert resumed.scores == whole.scores
         expected = [e["loss"] for e in whole.events("train")][step:]
         assert [e["loss"] for e in resumed.events("train")] == expected
-
-
-@EACH_DATA
-def test_the_number_of_workers_changes_no_bit(name: str, tmp_path: Path, train, finished):
-    some, none = train(name, tmp_path / "some", "--run.workers=1"), finished(name)
-    assert len(some.events("start")[0]["workers"]) == 1
-    assert some.bits() == none.bits() and some.scores == none.scores
 
 
 class Stopping(RunLog):
@@ -263,7 +259,7 @@ def test_a_planned_evaluation_that_a_signal_cut_off_is_made_up_without_one_at_th
     assert [e["epoch"] for e in resumed.events("evaluate")] == [1] and resumed.scores == whole.scores
 
 
-@EACH_DATA
+@RICHEST
 def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp_path: Path, train, finished):
     first = finished(name)
     before = first.bits()
@@ -297,7 +293,7 @@ def test_it_learns(name: str, tmp_path: Path, train):
     assert sum(losses[-10:]) < sum(losses[:10]) / 2
 
 
-@EACH_DATA
+@RICHEST
 def test_the_average_is_what_is_evaluated_and_called_best(name: str, finished):
     plain, averaged = finished(name), finished(name, "--train.ema=0.75")
     assert averaged.bits()["model.safetensors"] == plain.bits()["model.safetensors"]

@@ -294,6 +294,7 @@ def test_boxes_follow_the_whole_outline_and_end_at_the_borders():
     assert checked > 15
 
 
+@pytest.mark.slow  # test_a_seed_draws_what_it_drew_in_earlier_versions notices any change of the drawings
 def test_a_linear_classifier_on_pixels_fails():
     """Ridge regression to the classes and the nearest class mean both stay below one in two."""
     names, per_class = list(CATEGORY_IDS), {"train": 40, "val": 12}
