@@ -108,6 +108,7 @@ def test_classes_that_nobody_declared_are_no_problem_beside_a_real_one(check, da
         assert code == 3 and "9 classes, the recipe declares 12" in out
 
 
+@pytest.mark.slow  # tests/unit/data/check/test_boxes.py has the same of boxes
 def test_processes_change_nothing(check, shapes, monkeypatch):
     from sightline.data.check import images as checking
 

@@ -28,7 +28,11 @@ MIGRATE = ("-m", "sightline.migrate")
 
 
 @pytest.mark.parametrize(
-    ("words", "way"), [(("jobs/look.py", "--target", "x y", "-m"), "start"), (("-m", "jobs.look", "--help"), "fork")]
+    ("words", "way"),
+    [
+        (("jobs/look.py", "--target", "x y", "-m"), "start"),
+        pytest.param(("-m", "jobs.look", "--help"), "fork", marks=pytest.mark.slow),
+    ],
 )
 def test_script_sees_what_python_would_show_it(
     words: tuple[str, ...], way: str, start: Run, tmp_path: Path, request: pytest.FixtureRequest

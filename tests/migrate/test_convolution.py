@@ -132,9 +132,9 @@ class Net(nn.Module):
     "make",
     [
         torch.jit.script,
-        lambda net: torch.jit.trace(net, torch.zeros(1, 3, 8, 8)),
+        pytest.param(lambda net: torch.jit.trace(net, torch.zeros(1, 3, 8, 8)), marks=pytest.mark.slow),
         torch.fx.symbolic_trace,
-        lambda net: torch.compile(net, backend="aot_eager"),
+        pytest.param(lambda net: torch.compile(net, backend="aot_eager"), marks=pytest.mark.slow),
     ],
     ids=["script", "trace", "fx", "compile"],
 )

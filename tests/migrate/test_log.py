@@ -220,6 +220,7 @@ def test_log_ends_with_the_block(tmp_path: Path):
     assert before == sorted(path.stat().st_mtime_ns for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow  # three seconds; other processes that a script starts are above
 def test_launcher_of_its_own_prints_no_second_table(run_script: Run, tmp_path: Path):
     """NVIDIA's launch.py and the like start `python train.py`, which speaks for itself; the error has no colours."""
     (tmp_path / "train.py").write_text("""import torch

@@ -23,7 +23,9 @@ def weights(result, step: int = 6) -> Path:
     return result.folder / "checkpoints" / f"ckpt-{step:08d}" / "model.safetensors"
 
 
-@pytest.mark.parametrize("name", FEW_CLASSES)
+@pytest.mark.parametrize(
+    "name", ["finetune_classification", *(pytest.param(n, marks=pytest.mark.slow) for n in list(FEW_CLASSES)[1:])]
+)
 def test_weights_of_other_classes_fill_the_trunk_which_then_waits_for_the_head(name: str, finished, train, tmp_path):
     donor = weights(finished(name))
     flags = [f"--data.path={FEW_CLASSES[name]}", "--data.classes=4", "--train.head-epochs=1"]

@@ -212,7 +212,7 @@ def test_all_numbers_are_those_of_pycocotools(seed: int):
     assert all(0.02 < values[name] < 0.98 for name in NAMES), values
 
 
-@pytest.mark.parametrize("split", ["train2017", "val2017"])
+@pytest.mark.parametrize("split", [pytest.param("train2017", marks=pytest.mark.slow), "val2017"])
 def test_real_annotations(shared_data: Path, split: str):
     path = shared_data / "coco-tiny" / "annotations" / f"instances_{split}.json"
     if not path.is_file():

@@ -43,7 +43,7 @@ def test_it_has_as_many_parameters_as_the_published_network():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("resnet50", marks=pytest.mark.slow)])
 def test_the_way_down_is_that_of_torchvision(name: str, tmp_path: Path):
     import torchvision
 

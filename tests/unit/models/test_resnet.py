@@ -71,7 +71,7 @@ def test_logits_equal_torchvisions(depth):
         torch.testing.assert_close(model.eval()(pixels), reference.eval()(pixels), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize("depth", [pytest.param(18, marks=pytest.mark.slow), 50])
 def test_gradients_and_statistics_equal_torchvisions_in_training(depth):
     reference, model = twins(depth)
     pixels, labels = torch.randn(4, 3, 64, 64), torch.tensor([1, 3, 5, 7])

@@ -64,7 +64,7 @@ def test_sizes_and_counts_are_the_published_ones(padding):
     assert (layers["Conv2d"], layers["BatchNorm2d"]) == (29, 29)
 
 
-@pytest.mark.parametrize("depth", [18, 34])
+@pytest.mark.parametrize("depth", [pytest.param(18, marks=pytest.mark.slow), 34])
 def test_the_trunk_is_torchvisions_without_the_third_stride(depth, tmp_path):
     torch.manual_seed(1)
     reference = with_statistics(torchvision.models.get_model(f"resnet{depth}", num_classes=5))

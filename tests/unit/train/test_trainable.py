@@ -112,7 +112,10 @@ def test_what_learns_cannot_be_changed_on_the_way(tmp_path: Path):
     "flags",
     [
         EVERYTHING,
-        ["--train.precision=fp16", "--optimizer.kind=adamw", "--optimizer.no-nesterov", "--optimizer.momentum=0.9"],
+        pytest.param(
+            ["--train.precision=fp16", "--optimizer.kind=adamw", "--optimizer.no-nesterov", "--optimizer.momentum=0.9"],
+            marks=pytest.mark.slow,
+        ),
         ["--optimizer.lr=1e30", "--run.on-nan=skip"],  # a warm-up that is not finite
     ],
     ids=["everything", "fp16", "diverging"],

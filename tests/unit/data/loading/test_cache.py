@@ -111,16 +111,14 @@ def test_an_image_that_is_being_written_is_not_used():
     assert [kept.get(0), kept.get(1)] == [b"abcde", None]
 
 
-def _bring(kept: ImageCache) -> None:
-    assert kept.get(0) == b"from here"
-    kept.put(1, b"from there")
+THERE = 'assert kept.get(0) == b"from here"; kept.put(1, b"from there")'
 
 
 def test_processes_share_it_and_it_goes_with_them():
     before = len(os.listdir("/proc/self/fd"))
     kept = ImageCache(exact(np.array([9, 10], np.int64)))
     kept.put(0, b"from here")
-    process = multiprocessing.get_context("spawn").Process(target=_bring, args=(kept,))
+    process = multiprocessing.get_context("spawn").Process(target=exec, args=(THERE, {"kept": kept}))
     process.start()
     process.join()
     assert process.exitcode == 0 and kept.get(1) == b"from there"

@@ -145,6 +145,7 @@ def shard_files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow  # test_imagenet.py compares files of several processes by default, test_processes.py their order
 def test_jobs_change_nothing(zips, tmp_path):
     more = ("--form", "tfrecord", "--shards", "7", "--val-shards", "3")
     assert prepare(zips, tmp_path / "one", *more) == 0

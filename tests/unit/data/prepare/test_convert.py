@@ -128,6 +128,7 @@ def test_shards_by_default_and_as_asked_for(shapes, tmp_path):
     assert len(list((tmp_path / "four" / "validation").iterdir())) == 2
 
 
+@pytest.mark.slow  # test_imagenet.py compares files of several processes by default, test_processes.py their order
 def test_jobs_change_no_byte(shapes, tmp_path):
     shards = ("--shards", "7", "--val-shards", "3")
     assert convert(shapes, tmp_path / "one", "tar", *shards) == 0

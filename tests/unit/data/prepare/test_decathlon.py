@@ -141,6 +141,7 @@ def test_dilation_closes_gaps(hippocampus, tmp_path):
         DecathlonOptions(hippocampus, tmp_path, mode="val", dilation=True)
 
 
+@pytest.mark.slow  # test_imagenet.py compares files of several processes by default, test_processes.py their order
 def test_processes_change_nothing(hippocampus, tmp_path):
     run(hippocampus, tmp_path / "one")
     prepare(DecathlonOptions(hippocampus, tmp_path / "two", jobs=2), quiet)

@@ -63,6 +63,7 @@ def coco(request, drawn) -> tuple[Path, dict]:
 # Bits
 
 
+@pytest.mark.slow  # test_imagenet.py compares files of several processes by default, test_processes.py their order
 def test_two_processes_draw_the_same_bytes_as_one(drawn, options, tmp_path):
     draw_parts(replace(options, out=tmp_path), silent, processes=2)
     assert files(tmp_path) == files(drawn)

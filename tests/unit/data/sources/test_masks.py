@@ -141,7 +141,7 @@ def test_voc_masks_are_those_of_torchvision(data, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # of pycocotools
-@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.slow), "val"])
 def test_coco_masks_are_those_of_pycocotools(shared_data, tmp_path, split, capsys):
     from pycocotools.coco import COCO
 
