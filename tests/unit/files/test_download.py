@@ -388,6 +388,8 @@ def test_a_head_that_drips_without_end(serve, target, drips):
     server = serve(first(head, ranges()))
     get(server, target)
     assert target.read_bytes() == DATA and len(server.asked) == 2
+    if b"100" not in drips:  # two seconds until it gives up, for once
+        return
     server.answer = head
     target.unlink()
     with pytest.raises(NotFetched, match="tried 3 times; check the network"):
