@@ -7,9 +7,9 @@ decides the network, its pretrained weights, the size, the batch, the epochs, th
 It says what it decided, and `sightline inspect RUN` says why. What you type stays: `--weights
 FILE|torchvision:NAME|timm:NAME`, `--weights none`, `--model.arch NAME`, `--data.size 320`, `--epochs 40`, `--lr
 0.0005`.
-Expected: top-1 of 0.45 on 50 photos of clothes in ten classes after 1 to 3 minutes, and of 0.85 on 1,000 of them after
-16 minutes, on one CPU core that was shared; 0.92 on 10,000 photos of scenes after 2 minutes on an H200 that was shared
-(docs/why/results.md, rows 20, 21 and 25).
+Expected: top-1 of 0.45 on 50 photos of clothes in ten classes and of 0.85 on 1,000 of them after 20 s, and of 0.92 on
+10,000 photos of scenes after 30 s, on an H200 that was shared (docs/why/results.md, rows 23 to 25). On one CPU core
+that was shared the first took 1 to 3 minutes and the second 16 (benchmarks/notes/results.md, rows 20 and 21).
 """
 
 from sightline.data.classification import ClassificationData

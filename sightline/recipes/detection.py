@@ -6,8 +6,9 @@ DIR holds images with boxes in files of COCO, YOLO or Pascal VOC (docs/reference
 run looks at the images and decides the trunk, its pretrained weights, the size, the batch, the epochs and the rates. It
 says what it decided, and `sightline inspect RUN` says why. What you type stays: `--weights
 FILE|torchvision:resnet34|none`, `--data.size 512`, `--epochs 80`, `--lr 0.0003`.
-Expected: AP of 0.36 on 100 photos of blood cells after 7 minutes on one CPU core that was shared, from random weights
-at 160 pixels and with 20 epochs (docs/why/results.md, row 22). Not measured: pretrained weights, a GPU.
+Expected: AP of 0.57 on 200 photos of blood cells after 30 to 60 s on an H200 that was shared, from random weights and
+with 20 epochs (docs/why/results.md, row 26); of 0.36 on 100 of them after 7 minutes on one CPU core, at 160 pixels
+(benchmarks/notes/results.md, row 22). Not measured: pretrained weights.
 """
 
 from sightline.data.detection import DetectionData

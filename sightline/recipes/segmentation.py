@@ -8,10 +8,10 @@ Training sees random crops, predictions see all of an image. Before it starts, t
 the classifier and its weights, the size of crops, the batch, the epochs and the rates. It says what it decided, and
 `sightline inspect RUN` says why. What you type stays: `--weights FILE|torchvision:resnet50|timm:NAME|none`,
 `--data.size 512`, `--epochs 80`, `--lr 0.0005`.
-Expected: not measured at the recipe's own length. Three epochs gave a mean IoU of 0.70 (membranes, 24 images, 13
-minutes) and 0.17 (streets in 11 classes, 120 images, 17 minutes) on two cores that were shared
-(benchmarks/notes/results.md, rows S1 and S2). 30 drawn images, from scratch: 0.97 on the six that validate, after 12 s
-of one core (tests/cli/test_segmentation.py).
+Expected: mean IoU of 0.60 on streets in 11 classes, 120 images, with 20 epochs in 76 s on an H200 that was shared
+(docs/why/results.md, row 27). Three epochs on two shared CPU cores gave 0.17 there after 17 minutes, and 0.70 on
+membranes, 24 images, after 13 (benchmarks/notes/results.md, rows S1 and S2). 30 drawn images, from scratch: 0.97 on
+the six that validate, after 12 s of one core (tests/cli/test_segmentation.py).
 """
 
 from sightline.data.masks import MaskData
