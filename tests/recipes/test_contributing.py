@@ -1,15 +1,19 @@
-"""The examples of docs/howto/{recipe,source,task}.md, each added as the page says; a device is in tests/migrate."""
+"""The examples of docs/howto/{recipe,source,source_boxes,task}.md, added as pages say; a device is in tests/migrate."""
 
+import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from sightline import cli, config
 from sightline.data import sources
+from sightline.data.sources.layouts import NoTestSplit
 
 HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
 
@@ -46,6 +50,45 @@ def test_the_source_gives_the_batches_of_the_folders_that_it_lists(tmp_path: Pat
     assert ours.error is None and ours.scores.values == folders.scores.values
     assert ours.scores.tables == folders.scores.tables
     assert ours.bits() == folders.bits()
+
+
+def test_the_source_of_boxes_has_the_objects_of_coco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    helpers = Path(__file__).resolve().parents[1] / "unit/data/sources/box_layouts.py"
+    layouts = runpy.run_path(str(helpers))
+    amounts = ["--only", "detection", "--train-pictures=8", "--val-pictures=4"]
+    assert cli.main(["prepare", "shapes", "--out", str(tmp_path), *amounts]) == 0
+    data = layouts["read"](tmp_path / "detection")
+    layouts["LAYOUTS"]["coco"](data, tmp_path / "coco")
+    for split, entries in data.items():
+        layouts["images"](tmp_path / "labelme" / split, entries)
+        layouts["images"](tmp_path / "flat", entries)
+        for entry in entries:
+            shapes = [{"label": name, "points": [[x + w, y], [x, y + h]]} for name, x, y, w, h in entry.boxes]
+            sides = {"imageHeight": entry.height, "imageWidth": entry.width}
+            text = json.dumps({"shapes": shapes, "imagePath": entry.file, **sides})
+            for folder in (tmp_path / "labelme" / split, tmp_path / "flat"):
+                (folder / entry.file).with_suffix(".json").write_text(text)
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "labelme.py").write_text(example("source_boxes"), encoding="utf-8")
+    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path / "sources")])
+    try:
+        for split in ("train", "val"):
+            ours, coco = (sources.open_boxes("auto", str(tmp_path / each), split) for each in ("labelme", "coco"))
+            assert type(ours) is type(coco) and ours.kind == "labelme" and ours.classes == coco.classes
+            assert len(ours) == len(coco) > 0 and ours.files
+            there = {coco.name(row).rpartition("/")[2]: row for row in range(len(coco))}
+            for row in range(len(ours)):
+                other = there[ours.name(row).rpartition("/")[2]]
+                assert ours.image(row) == coco.image(other)
+                for name in ("height", "width", "boxes", "labels", "area", "crowd"):
+                    found, expected = (getattr(each, name) for each in (ours.objects(row), coco.objects(other)))
+                    np.testing.assert_array_equal(found, expected)
+        with pytest.raises(NoTestSplit, match="has no folder test"):
+            sources.open_boxes("labelme", str(tmp_path / "labelme"), "test")
+        drawn = [sources.open_boxes("auto", str(tmp_path / "flat"), split) for split in ("train", "val")]
+        assert sum(map(len, drawn)) == sum(map(len, data.values())) and drawn[1].held_out is not None
+    finally:
+        sys.modules.pop("sightline.data.sources.labelme", None)
 
 
 def test_the_plan_decides_by_the_number_of_images(tmp_path: Path, shapes: Path):
