@@ -24,7 +24,7 @@ help: ## list these targets
 
 demo: $(VENV)/.core ## install, draw a small data set, train on it and evaluate (CPU is enough)
 	$(BIN)/sightline prepare shapes --out demo/shapes
-	$(BIN)/sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run
+	$(BIN)/sightline train demo_classification --data demo/shapes/classification --out demo/run
 	$(BIN)/sightline evaluate demo/run
 	@printf '%s\n' "report: demo/run/report.html, to be opened in a browser" "next:" \
 		"  $(BIN)/sightline predict demo/run demo/shapes/classification/val/star" \

@@ -65,7 +65,7 @@ EXCEPTIONS = {
     "make demo": "installs 5.5 GB; its lines are those of install.md, which a test below compares",
     "make test": "this is part of it",
     "make test-all": "the same",
-    "sightline train resnet50 --data.path DIR --model.weights torchvision:resnet50": (
+    "sightline train resnet50 --data DIR --weights torchvision:resnet50": (
         "fetches 100 MB; tests/unit/models/test_named_weights.py fetches from this machine"
     ),
     "sightline prepare decathlon --task 04 --download": (
@@ -88,7 +88,7 @@ EXCEPTIONS = {
 # Exit codes other than 0, and what is said then.
 EXPECTED = {
     "sightline prepare coco --source zips --out coco --download": (3, "were expected; move it away"),
-    "sightline check ssd_resnet34 --data.path COCO --json": (3, "problems; fix what is listed above"),
+    "sightline check ssd_resnet34 --data COCO --json": (3, "problems; fix what is listed above"),
 }
 SLOW = {
     "python": "a process that imports torch",
