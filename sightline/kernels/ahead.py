@@ -9,67 +9,53 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sightline.hardware.limits import usable_cores
 
 MOST_THREADS = 16
-ALIGNED = 16  # Triton compiles code of its own for addresses and numbers that are multiples of it
 
 
 def compile_ahead(works: Iterable[Callable[[], object]], device: torch.device) -> None:
-    """Run pieces of work without launching their kernels, and return when all of these are compiled and loaded.
+    """Run pieces of work without launching kernels that are not compiled yet, and return when all of these are compiled
+    and loaded.
 
-    What they compute meanwhile is nonsense, so nothing in them may depend on values of tensors, and what they change
-    must not be used. Errors are left to the work itself, which meets them again.
+    What they compute meanwhile is nonsense, so nothing in them may depend on values of tensors, no address of a kernel
+    either, and what they change must not be used. Errors are left to the work itself, which meets them again.
     """
     threads = min(MOST_THREADS, usable_cores())
     if device.type != "cuda" or threads < 2:
         return
-    from triton.runtime.jit import JITFunction
+    from triton import knobs
+    from triton.runtime.cache import triton_key
 
-    launch, here = JITFunction.run, threading.get_ident()
-    pending: dict[Any, Future[None]] = {}
+    triton_key()  # reads all of Triton, and remembers: else each thread would do it for its first kernel
+    here, before = threading.get_ident(), knobs.runtime.jit_cache_hook
+    asked: set[tuple[Any, str]] = set()
 
-    def compile_one(kernel: Any, args: Any, grid: Any, given: dict[str, Any]) -> None:
-        with torch.cuda.device(device):
-            compiled = launch(kernel, *args, grid=grid, warmup=True, **given)
-            _ = compiled.run  # a property: it compiles the launcher and loads the kernel
+    def compile_one(kernel: Any, kind: str) -> None:
+        with contextlib.suppress(Exception), torch.cuda.device(device):
+            _ = kernel.preload(kind).run  # a property: it compiles the launcher and loads the kernel
 
-    def request(kernel: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> Any:
-        if warmup or threading.get_ident() != here:  # a loader's thread means its launch
-            return launch(kernel, *args, grid=grid, warmup=warmup, **given)
-        key = kernel, *_kinds(kernel, args, given)
-        if key not in pending:
-            _ = kernel.device_caches[torch.cuda.current_device()], kernel.cache_key  # made once, by this thread
-            pending[key] = pool.submit(compile_one, kernel, args, grid, given)
-        return None
+    def postpone(*, key: str, fn: Any, compile: dict[str, Any], **others: Any) -> bool:
+        """Answer Triton, which asks before it compiles a kernel for a launch: True leaves out both."""
+        if threading.get_ident() != here:  # a thread of ours, or a loader's, which means its launch
+            return bool(before and before(key=key, fn=fn, compile=compile, **others))
+        if (fn.jit_function, key) not in asked:
+            asked.add((fn.jit_function, key))
+            _ = fn.jit_function.cache_key  # made once, by this thread
+            pool.submit(compile_one, fn.jit_function, compile["specialization_data"])
+        return True
 
     with ThreadPoolExecutor(threads, "kernels") as pool, torch.autograd.set_multithreading_enabled(False):
-        JITFunction.run = request
+        knobs.runtime.jit_cache_hook = postpone
         try:
             for work in works:
                 with contextlib.suppress(Exception), torch.cuda.device(device):
                     work()
+            pool.shutdown()  # while the hook lets these threads compile
         finally:
-            JITFunction.run = launch
-
-
-def _kinds(kernel: Any, args: tuple[Any, ...], given: dict[str, Any]) -> list[Any]:
-    """Return what Triton compiles separately for: the kinds of arguments, and values of constants and options."""
-    constants = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
-    names = {parameter.name for parameter in kernel.params}
-    named = [*zip(kernel.arg_names, args, strict=False), *sorted(given.items())]
-    return [(name, value if name in constants or name not in names else _kind(value)) for name, value in named]
-
-
-def _kind(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.dtype, value.data_ptr() % ALIGNED == 0
-    if isinstance(value, int):
-        return value == 1, value % ALIGNED == 0, value.bit_length() > 31
-    return type(value)
+            knobs.runtime.jit_cache_hook = before

@@ -1,6 +1,6 @@
 """Kernels that are compiled ahead: each kind once, on threads; other threads' launches stay launches.
 
-Triton needs a GPU to launch, so its launch is replaced by a recorder; tests/device has the true one.
+Triton compiles for a Hopper without a GPU; only the driver, which would launch, is replaced by a recorder.
 """
 
 import contextlib
@@ -9,107 +9,143 @@ import threading
 import pytest
 import torch
 
-triton_jit = pytest.importorskip("triton.runtime.jit")
+triton = pytest.importorskip("triton")
 
-from sightline.kernels import ahead  # noqa: E402  Triton is not installed everywhere
+import triton.language as tl  # noqa: E402  Triton is not installed everywhere
+from triton import knobs  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+
+from sightline.kernels import ahead  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 
 
-class Parameter:
-    def __init__(self, name: str, is_constexpr: bool = False):
-        self.name, self.is_constexpr = name, is_constexpr
+@triton.jit
+def scale(x, rows, TILE: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    tl.store(x + at, tl.load(x + at, mask=at < rows) * 2, mask=at < rows)
 
 
-class Kernel:
-    """As much of a JITFunction as a request asks for."""
-
-    params = (Parameter("x"), Parameter("rows"), Parameter("TILE", True))
-    arg_names = ("x", "rows", "TILE")
-    device_caches = (None,)
-    cache_key = ""
-
-    def __call__(self, *args, **given):
-        return triton_jit.JITFunction.run(self, *args, grid=(1,), warmup=False, **given)
+@triton.jit
+def broken(x, rows, TILE: tl.constexpr):
+    tl.store(x + tl.arange(0, 3), 1.0)  # 3 is no power of two
 
 
-class Launches(list):
-    run = None  # of what a compilation returns
+class Utils:
+    def load_binary(self, *given):
+        return 1, 2, 3, 4, 1024
 
-    def launch(self, kernel, *args, grid, warmup, **given):
-        self.append((warmup, args, given, threading.current_thread().name))
-        return self
+    def unload_module(self, module):
+        pass
+
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 232448}
+
+
+class Hopper:
+    """As much of a driver as Triton asks for; its launchers record the threads that launch."""
+
+    utils = Utils()
+
+    def __init__(self):
+        self.launched = []
+
+    def launcher_cls(self, *given):
+        return lambda *arguments: self.launched.append(threading.current_thread().name)
+
+    def get_current_target(self):
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
 
 
 @pytest.fixture
-def launches(monkeypatch):
-    found = Launches()
-    launch = lambda kernel, *args, **given: found.launch(kernel, *args, **given)  # noqa: E731
-    monkeypatch.setattr(triton_jit.JITFunction, "run", launch)
+def launched(monkeypatch, tmp_path):
+    """Names of threads that launch, with nothing compiled yet."""
+    hopper = Hopper()
+    monkeypatch.setattr(driver, "_active", hopper)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(ahead, "usable_cores", lambda: 4)
-    return found
+    yield hopper.launched
+    for kernel in (scale, broken):  # compiled kernels are unloaded by the driver that loaded them
+        kernel.device_caches.clear()
 
 
-def test_each_kind_of_arguments_is_compiled_once_on_threads(launches):
-    kernel, x = Kernel(), torch.zeros(64)
+@pytest.fixture
+def compiled(monkeypatch):
+    """Names of threads that compile."""
+    threads = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda **of: threads.append(threading.current_thread().name))
+    return threads
+
+
+def test_each_kind_of_arguments_is_compiled_once_on_threads(launched, compiled):
+    x = torch.zeros(64)
 
     def work():
-        kernel(x, 32, TILE=8, num_warps=4)
-        kernel(x, 48, TILE=8, num_warps=4)  # a multiple of 16 too
-        kernel(x, 33, TILE=8, num_warps=4)
-        kernel(x, 1, TILE=8, num_warps=4)
-        kernel(x[1:], 32, TILE=8, num_warps=4)  # not aligned
-        kernel(x.half(), 32, TILE=8, num_warps=4)
-        kernel(x, 32, TILE=16, num_warps=4)
-        kernel(x, 32, TILE=8, num_warps=8)
+        scale[(1,)](x, 32, TILE=8, num_warps=4)
+        scale[(1,)](x, 48, TILE=8, num_warps=4)  # a multiple of 16 too
+        scale[(1,)](x, 33, TILE=8, num_warps=4)
+        scale[(1,)](x, 1, TILE=8, num_warps=4)
+        scale[(1,)](x[1:], 32, TILE=8, num_warps=4)  # not aligned
+        scale[(1,)](x.half(), 32, TILE=8, num_warps=4)
+        scale[(1,)](x, 32, TILE=16, num_warps=4)
+        scale[(1,)](x, 32, TILE=8, num_warps=8)
 
-    before = triton_jit.JITFunction.run
     ahead.compile_ahead([work], CUDA)
-    assert len(launches) == 7
-    assert all(warmup and name.startswith("kernels") for warmup, _, _, name in launches)
-    assert triton_jit.JITFunction.run is before
-    kernel(x, 32, TILE=8, num_warps=4)
-    assert launches[-1][0] is False
+    assert len(compiled) == 7 and all(name.startswith("kernels") for name in compiled)
+    assert knobs.runtime.jit_cache_hook is None
+    launched.clear()
+    work()
+    assert len(compiled) == 7 and launched == ["MainThread"] * 8
 
 
-def test_a_launch_of_another_thread_is_made(launches):
-    kernel, x = Kernel(), torch.zeros(64)
+def test_a_launch_of_another_thread_is_made(launched, compiled):
+    x = torch.zeros(64)
+
+    def launch():
+        scale[(1,)](x, 32, TILE=8)
 
     def work():
-        loader = threading.Thread(target=kernel, args=(x, 32, 8), name="loader")
+        loader = threading.Thread(target=launch, name="loader")
         loader.start()
         loader.join()
-        kernel(x, 32, 8)
 
     ahead.compile_ahead([work], CUDA)
-    assert sorted((warmup, name.split("_")[0]) for warmup, _, _, name in launches) == [
-        (False, "loader"),
-        (True, "kernels"),
-    ]
+    assert launched == compiled == ["loader"]
 
 
-def test_a_kernel_that_does_not_compile_and_work_that_fails_are_left_to_the_work_itself(launches, monkeypatch):
-    kernel = Kernel()
+def test_a_hook_of_the_user_is_asked_by_other_threads_and_put_back(launched, monkeypatch):
+    asked = []
+    hook = lambda **of: asked.append(threading.current_thread().name)  # noqa: E731
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", hook)
+    ahead.compile_ahead([lambda: scale[(1,)](torch.zeros(64), 32, TILE=8)], CUDA)
+    assert len(asked) == 1 and asked[0].startswith("kernels")
+    assert knobs.runtime.jit_cache_hook is hook
 
-    def refuse(kernel, *args, grid, warmup, **given):
-        launches.append(args)
-        raise RuntimeError("ptxas")
 
+def test_a_kernel_that_does_not_compile_and_work_that_fails_are_left_to_the_work_itself(launched, compiled):
     def fail():
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(triton_jit.JITFunction, "run", refuse)
-    ahead.compile_ahead([fail, lambda: kernel(torch.zeros(4), 2, 8)], CUDA)
-    assert len(launches) == 1 and triton_jit.JITFunction.run is refuse
+    x = torch.zeros(64)
+    ahead.compile_ahead([fail, lambda: broken[(1,)](x, 2, TILE=8), lambda: scale[(1,)](x, 32, TILE=8)], CUDA)
+    assert len(compiled) == 1
+    with pytest.raises(triton.CompilationError):
+        broken[(1,)](x, 2, TILE=8)
 
 
 def test_nothing_runs_ahead_on_a_cpu():
     ahead.compile_ahead([lambda: pytest.fail("it ran")], torch.device("cpu"))
 
 
-def test_gradients_are_computed_by_the_thread_that_asks(launches):
+def test_gradients_are_computed_by_the_thread_that_asks(launched):
     """Else kernels of a backward pass on CUDA would be taken for another thread's."""
     seen = []
     x = torch.zeros(3, requires_grad=True)
