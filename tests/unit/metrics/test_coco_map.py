@@ -1,6 +1,7 @@
 """COCO's twelve numbers against pycocotools: on real annotations, on generated ones, over batches and over ranks."""
 
 import contextlib
+import gc
 import io
 import json
 from pathlib import Path
@@ -316,6 +317,24 @@ def test_nothing_readable_is_an_error():
     metric.merge(World())
     with pytest.raises(BadData, match="not one sample"):
         metric.result()
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_collector_is_left_as_it_was(is_on: bool, monkeypatch: pytest.MonkeyPatch):
+    def fail(*given: object, **named: object) -> None:
+        raise MemoryError
+
+    metric = measured(generated(2, 2), 2)
+    try:
+        (gc.enable if is_on else gc.disable)()
+        metric.result()
+        assert gc.isenabled() == is_on
+        monkeypatch.setattr(coco_map, "COCOeval_faster", fail)
+        with pytest.raises(MemoryError):
+            metric.result()
+        assert gc.isenabled() == is_on
+    finally:
+        gc.enable()
 
 
 def test_infinite_boxes_match_nothing():
