@@ -27,7 +27,7 @@ from sightline.engine import checkpoint
 from sightline.engine.signals import StopSignals
 from sightline.errors import BadData, DiskError, Interrupted, UsageError, first_of
 from sightline.files.checkpoint_folder import run_of
-from sightline.files.sizes import loads_here
+from sightline.files.sizes import loads_here, pays_compiling
 from sightline.hardware.affinity import cpu_share
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World, local_size
@@ -113,8 +113,7 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
         about = {"recipe": about.pop("recipe"), "model": type(model).__name__, **about}
         tables = f"{folder / DOCUMENT} and {TABLE} list them"
         try:
-            here = loads_here(files.values())
-            _predict(engine, task, model, dataset, reporter, here, watch, share.begin)
+            _predict(engine, task, model, dataset, files, reporter, watch, share.begin)
         except (Interrupted, DiskError):
             if engine.world.size == 1 and isinstance(reporter, ResultFolder) and reporter.found()["rows"]:
                 done = len(reporter.write(about)["files"])
@@ -185,7 +184,7 @@ def predict_objects(engine: Engine, files: Files, options: PredictOptions) -> di
     model = engine.build()
     was_training = model.training
     try:
-        _predict(engine, task, model.eval(), dataset, found, loads_here(files.values()))
+        _predict(engine, task, model.eval(), dataset, files, found)
     finally:
         model.train(was_training)  # it may be the user's own
     if found.unreadable and engine.recipe.data.on_bad_sample == "fail":
@@ -233,18 +232,19 @@ def _predict(
     task: Task,
     model: nn.Module,
     dataset: Dataset,
+    files: Files,
     sink: Sink,
-    loads_here: bool,
     on_batch: Callable[[int, int], None] = lambda at, total: None,
     on_lines: Callable[[int], None] = lambda at: None,
 ) -> None:
-    """Run the network over a dataset of files; stop signals are obeyed between batches. `on_batch` is called before the
-    network gets a batch, `on_lines` before the sink gets what belongs to it."""
+    """Run the network over a dataset of `files`; stop signals are obeyed between batches. `on_batch` is called before
+    the network gets a batch, `on_lines` before the sink gets what belongs to it. How many bytes the files have decides
+    what is started for them: processes, and kernels that are compiled first."""
     run = engine.run
-    if loads_here and run.workers < 0:
+    if run.workers < 0 and loads_here(files.values()):
         run = dataclasses.replace(run, workers=0)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(kernels.kept_out(loads_here))
+        stack.enter_context(kernels.only_uncompiled(not pays_compiling(files.values())))
         alone = dataclasses.replace(engine.world, size=1)  # a rank waits for no other between batches
         signals = stack.enter_context(StopSignals(alone, saves=False))
         bound = dataset.bind(engine.device, engine.recipe.train.global_batch)

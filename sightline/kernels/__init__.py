@@ -6,6 +6,7 @@ from typing import Literal
 
 _choice: Literal["auto", "off"] = "auto"
 _is_deterministic = False
+_compiles = True
 
 
 def use(choice: Literal["auto", "off"], is_deterministic: bool = False) -> None:
@@ -15,20 +16,26 @@ def use(choice: Literal["auto", "off"], is_deterministic: bool = False) -> None:
 
 
 @contextmanager
-def kept_out(if_so: bool) -> Iterator[None]:
-    """Turn kernels off within the context, if so: where less is computed than loading or compiling them would take."""
-    global _choice
-    before = _choice
-    _choice = "off" if if_so else before
+def only_uncompiled(if_so: bool) -> Iterator[None]:
+    """Keep kernels out that are compiled first, within the context, if so: where less is computed than that takes."""
+    global _compiles
+    before = _compiles
+    _compiles = before and not if_so
     try:
         yield
     finally:
-        _choice = before
+        _compiles = before
 
 
 def are_allowed() -> bool:
     """Return whether kernels are on; every kernel's `applies` asks, those of the stem, norms and bottlenecks too."""
     return _choice == "auto"
+
+
+def may_compile() -> bool:
+    """Return whether kernels are on, those of Triton too; the `applies` of those asks that a network calls which does
+    not train."""
+    return _choice == "auto" and _compiles
 
 
 def must_repeat() -> bool:

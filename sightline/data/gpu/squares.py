@@ -83,7 +83,7 @@ def _cut_planes(out: Tensor, targets: Tensor, planes: list[Tensor], geometry: Te
 
 
 def _has_kernel(device: torch.device, interpolation: str) -> bool:
-    can_run = device.type == "cuda" and kernels.are_allowed() and find_spec("triton") is not None
+    can_run = device.type == "cuda" and kernels.may_compile() and find_spec("triton") is not None
     with _once:
         return can_run and resize_check.is_right(device, interpolation)
 

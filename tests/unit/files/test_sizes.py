@@ -1,4 +1,4 @@
-"""How few bytes are loaded without processes of their own."""
+"""How few bytes are loaded without processes of their own, and predicted without compiling kernels."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from sightline.files import sizes
-from sightline.files.sizes import loads_here
+from sightline.files.sizes import loads_here, pays_compiling
 
 
 def test_files_of_folders_and_images_in_memory_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -44,3 +44,12 @@ def test_looking_ends_where_it_is_too_much(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sizes, "_size", lambda path: asked.append(str(path)) or size(path))
     assert not loads_here([tmp_path])
     assert len(asked) == 2
+
+
+def test_kernels_pay_for_more_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sizes, "FEW_BYTES", 500)
+    monkeypatch.setattr(sizes, "MANY_BYTES", 1000)
+    (tmp_path / "x.jpg").write_bytes(bytes(600))
+    assert not loads_here([tmp_path]) and not pays_compiling([tmp_path])
+    (tmp_path / "y.jpg").write_bytes(bytes(600))
+    assert pays_compiling([tmp_path])

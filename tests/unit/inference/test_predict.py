@@ -3,6 +3,7 @@
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from sightline import api, cli
+from sightline import api, cli, kernels
 from sightline.errors import BadData
 from sightline.files import sizes
 from sightline.inference import checkpoints, predict
@@ -67,6 +68,22 @@ def test_few_files_need_no_processes(run: Path, tmp_path: Path, monkeypatch: pyt
     for row in document["files"][::6]:
         (alone,) = api.predict(run, row["path"], flags=HERE)
         assert alone.probabilities == pytest.approx({each["class"]: each["score"] for each in row["found"]}, abs=1e-6)
+
+
+@pytest.mark.parametrize("many_bytes", [0, 2**30])
+def test_kernels_are_compiled_for_many_files_only(run: Path, monkeypatch: pytest.MonkeyPatch, many_bytes: int):
+    monkeypatch.setattr(sizes, "MANY_BYTES", many_bytes)
+    seen: list[bool] = []
+    finish = predict.Trained.predict
+
+    def watched(*given: Any) -> Any:
+        seen.append(kernels.may_compile())
+        return finish(*given)
+
+    monkeypatch.setattr(predict.Trained, "predict", watched)
+    api.predict(run, run.parent / "images" / "01.jpg", flags=HERE)
+    assert seen == [many_bytes == 0]
+    assert kernels.may_compile()
 
 
 def test_an_error_while_writing_ends_the_prediction(run: Path, monkeypatch: pytest.MonkeyPatch):

@@ -34,6 +34,20 @@ def test_off_is_off_for_every_kernel(kernel):
         assert kernel.applies(*given)
 
 
+def test_short_work_waits_for_no_compiler():
+    pytest.importorskip("triton")
+    with FakeTensorMode():
+        x = torch.empty(64, 4, 64, 64, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
+        for is_short, expected in ((True, False), (False, True)):
+            with kernels.only_uncompiled(is_short):
+                assert instance_norm.applies(x) == expected and stem.applies(x)
+        with kernels.only_uncompiled(True), kernels.only_uncompiled(False):
+            assert not kernels.may_compile()
+        kernels.use("off")
+        with kernels.only_uncompiled(False):
+            assert not kernels.may_compile()
+
+
 def test_batch_norm_is_plain_where_bits_must_repeat():
     pytest.importorskip("triton")
     with FakeTensorMode():
