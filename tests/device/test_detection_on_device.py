@@ -102,15 +102,17 @@ def test_a_captured_loss_is_that_of_the_cpu(cuda: torch.device, compiled: bool, 
         torch.testing.assert_close(model.offsets.grad.cpu(), reference.offsets.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_suppression_finds_what_the_cpu_finds_and_asks_nothing(cuda: torch.device):
+@pytest.mark.parametrize("static", [True, None])
+def test_suppression_finds_what_the_cpu_finds(cuda: torch.device, static: bool | None):
+    """Of static shapes it asks the device nothing. Left to itself it asks once a batch how many scores there are."""
     random = torch.Generator().manual_seed(1)
     boxes = torch.rand(4, 2000, 2, 2, generator=random).sort(2).values.flatten(2)
     scores = (torch.rand(4, 2000, 8, generator=random) ** 4 * 300).round() / 300  # many are equal
     options = {"score_threshold": 0.05, "nms_iou": 0.5, "candidates": 200, "per_image": 200}
     there = boxes.to(cuda), scores.to(cuda)
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error" if static else "default")
     try:
-        found = best_boxes(*there, **options)
+        found = best_boxes(*there, **options, static=static)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for got, expected in zip(found, best_boxes(boxes, scores, **options), strict=True):
