@@ -17,8 +17,9 @@ MAX_YAML_BYTES = 1 << 16  # read in two seconds; a config file is a few kB
 _kept: dict[str, Any] = {}  # text -> values
 _FEW = 64  # levels of nesting
 # Lines of printable ASCII, indented a little, with at most one dash, without what anchors, aliases, tags, merge keys,
-# directives, blocks of text, and complex keys begin with. Nothing is tried twice: every repetition is possessive.
-_LINE = r"(?: {0,64}+(?:- )?+(?![- ])[^\x00-\x1f\x7f-\U0010ffff&*!|>%@`?<]*+)"
+# directives, blocks of text, and complex keys begin with; a second dash is a minus. Nothing is tried twice: every
+# repetition is possessive.
+_LINE = r"(?: {0,64}+(?:- )?+(?:(?![- ])|(?=-[0-9.]))[^\x00-\x1f\x7f-\U0010ffff&*!|>%@`?<]*+)"
 _PLAIN = re.compile(rf"(?:{_LINE}\n)*+{_LINE}")
 _VALUE = re.compile(r"(?:^|[\s\[{,:])=(?:[\s\]},:]|$)", re.MULTILINE)  # YAML's `=`, which C takes for a text
 

@@ -16,6 +16,7 @@ from sightline.files.plain_yaml import read_yaml
 from sightline.recipe import store
 from sightline.recipe.settings import plain
 
+RECIPES = Path(recipes.__file__).parent
 TEXTS = """on off yes null ~ 1e3 1_000 0x1f 012 1:30 2001-01-01 = << @at `b %p !t &a *b | > - é 日本 😀 x:y 'q' "d"
     a\\b""".split()
 SPACED = ["", " ", "word " * 40, "x: y", "# c", "tab\there", "new\nline", " lead", "\x07", "\u2028"]
@@ -95,6 +96,7 @@ def test_the_fast_parser_reads_what_the_careful_one_reads_and_complains_as_it_do
         "recipe": "own",
         "data": {"path": "/my photos/a=b, c", "crop": [0.5, 1.0], "mean": [], "split": "", "on": "on", "no": "no"},
         "train": {"lr": 1e-5, "epochs": 10, "big": 1.5e20, "at": "2026-11-19", "none": None, "names": ["-", "a: b"]},
+        "task": {"range": [-180.0, -1, -0.5e-3], "offset": -3, "text": ["-a", "- b", "-.inf"]},
         "run": {"out": "runs/#1", "deep": {"er": [{"a": 1}, {"b": [1, 2]}]}, "octal": "010", "hex": "0x1f"},
     }
     texts = [plain_yaml.dump(values), *mutants(plain_yaml.dump(values), 400)]
@@ -103,6 +105,14 @@ def test_the_fast_parser_reads_what_the_careful_one_reads_and_complains_as_it_do
     assert 40 < sum(map(bool, (good for good, _ in found))) < 400
     monkeypatch.setattr(plain_yaml, "_PLAIN", re.compile("(?!)"))
     assert found == [read(text) for text in texts]
+
+
+@pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="PyYAML is built without libyaml")
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("[a-z]*.py")))
+def test_the_configs_of_all_recipes_are_read_by_the_fast_parser(name: str, monkeypatch):
+    recipe, run = config.load(name, [])
+    monkeypatch.setattr(plain_yaml, "_PlainLoader", lambda text: pytest.fail("the careful one was asked"))
+    assert plain_yaml._parsed(store.dump(recipe, run))["recipe"]
 
 
 @pytest.mark.parametrize("line", ["url: https://host/a.zip?dl=1", "path: R&D", "a: b  # < 5", "é: 1"])
