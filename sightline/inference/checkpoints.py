@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sightline import config, terminal
+from sightline import config, kernels, terminal
 from sightline.data.contents import Contents
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
@@ -31,6 +32,7 @@ from sightline.engine.setup import set_up
 from sightline.engine.signals import StopSignals
 from sightline.errors import BadCheckpoint, BadData, SightlineError, UsageError, first_of
 from sightline.files.checkpoint_folder import run_of
+from sightline.files.sizes import MANY_BYTES
 from sightline.files.typed_json import read_json, typed
 from sightline.hardware import devices, early_cuda, world
 from sightline.hardware.devices import Device
@@ -293,6 +295,7 @@ def loading(
         stack.callback(here.close)
         signals = stack.enter_context(StopSignals(here, saves=False))
         bound = dataset.bind(device, recipe.train.global_batch)
+        stack.enter_context(kernels.only_uncompiled(_bytes_of(bound) <= MANY_BYTES))
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         feeds: Feeds = {split: (bound, eval_order(recipe.train, len(dataset), here, dataset.eval_batch))}
         loader = Loader(feeds, run, device, here, bad_samples, signals.check, log.warn)
@@ -302,6 +305,12 @@ def loading(
         if most := recipe.train.eval_max_steps:
             log.warn(f"train.eval_max_steps={most} scores a part; --train.eval-max-steps 0 scores all")
         yield here, bound, loader, log
+
+
+def _bytes_of(bound: Bound) -> int:
+    """Return how much the samples of a split are, as the loader hands them over."""
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in bound.layout.values()]
+    return len(bound.dataset) * sum(sizes)
 
 
 def evaluate_all(run: Path, given: Given, recipe_file: str) -> list[dict[str, Any]]:

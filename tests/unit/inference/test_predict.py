@@ -86,6 +86,22 @@ def test_kernels_are_compiled_for_many_files_only(run: Path, monkeypatch: pytest
     assert kernels.may_compile()
 
 
+@pytest.mark.parametrize("many_bytes", [0, 2**30])
+def test_evaluate_compiles_kernels_for_many_samples_only(run: Path, monkeypatch: pytest.MonkeyPatch, many_bytes: int):
+    monkeypatch.setattr(checkpoints, "MANY_BYTES", many_bytes)
+    seen: list[bool] = []
+    evaluate = checkpoints.evaluate
+
+    def watched(*given: Any) -> Any:
+        seen.append(kernels.may_compile())
+        return evaluate(*given)
+
+    monkeypatch.setattr(checkpoints, "evaluate", watched)
+    api.evaluate(run, flags=HERE)
+    assert seen == [many_bytes == 0]
+    assert kernels.may_compile()
+
+
 def test_an_error_while_writing_ends_the_prediction(run: Path, monkeypatch: pytest.MonkeyPatch):
     trained = predict.open_trained(run, "best", "", "predict", HERE)
     files = {path.name: path for path in sorted((run.parent / "images").iterdir()) if path.name != "07.jpg"}
