@@ -1,8 +1,8 @@
 """Decide whether cuDNN tries its kernels, or takes those of its own rules: trials pay in long runs alone.
 
 First steps with trials took 27 s longer on an idle H200 (EfficientNet-lite0, batch 32, 224 pixels, bf16), and the
-others were no faster: benchmarks/notes/startup.md. What cuDNN took stays for the life of a process, so this is decided before
-the first step, when no step has been timed, by the number of steps. Checkpoints hold the choice.
+others were no faster: benchmarks/notes/startup.md. What cuDNN took stays for the life of a process, so this is decided
+before the first step, when no step has been timed, by the number of steps. Checkpoints hold the choice.
 """
 
 from __future__ import annotations
