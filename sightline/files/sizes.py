@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 FEW_BYTES = 2**23  # about 80 photos, or 100 volumes of 36 x 50 x 35 voxels
-# Below, plain torch is done sooner. On an H200 it takes 5 s to import Triton and compile instance norm, for 40 volumes
-# of 10 MB that a U-Net then predicts in half a second; the resizing of decoded images takes 2.8, and saves 0.2 ms a
-# photo.
+# Below, plain torch is done sooner. On an H200 it takes 11 s to import what compiles instance norm and to compile it,
+# for 40 volumes of 10 MB that a U-Net then predicts in half a second; the resizing of decoded images takes 2.8, and
+# saves 0.2 ms a photo.
 MANY_BYTES = 2**30
 
 
