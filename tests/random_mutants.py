@@ -95,7 +95,7 @@ ARITHMETIC = {
 # that all results stay), of an asynchronous copy, or without the wait for it. TIME: waits, and when memory is freed.
 DEVICE, TIME = "shows on a GPU only", "changes time or memory alone"
 ASYNCHRONOUS, WAITS = ("non_blocking", "pin_memory"), ("synchronize", "wait_stream", "wait_event", "record_stream")
-SLEEP, FREE = "time.sleep", "gc.collect"
+SLEEP, FREE = "time.sleep", re.compile(r"gc\.collect|.*\.(free_cached_memory|empty_cache)")
 # Constants of seconds, but those that a model of time computes with or that a page holds.
 TIMES = re.compile(r"(?!.*(HOP|START|PER|COLD|WARM|GRACE|RELOAD|LEAST))_?[A-Z_]+_(S|TIMEOUT)")
 FEW_READERS = 40  # of a name in other files; one that more read, as `path`, is not the same there
@@ -168,7 +168,7 @@ def _rule(node: ast.AST, instead: str, call: str) -> str:
     """Return the rule by which an edit is left out, "" of most; `call` is what the node is an argument of."""
     name = _name(node.value if isinstance(node, ast.Expr) else node)
     if isinstance(node, ast.Expr):
-        return DEVICE if name.rpartition(".")[2] in WAITS else TIME if name in (SLEEP, FREE) else ""
+        return DEVICE if name.rpartition(".")[2] in WAITS else TIME if name == SLEEP or FREE.fullmatch(name) else ""
     if isinstance(node, ast.Call) and instead != "return None":
         kept = {each.arg for each in ast.parse(instead, mode="eval").body.keywords}  # type: ignore[attr-defined]
         dropped = next((each for each in node.keywords if each.arg not in kept), None)

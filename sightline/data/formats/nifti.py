@@ -225,9 +225,9 @@ def _start(file: BinaryIO) -> BinaryIO:
 
 def _shape(dim: list[int], refuse: Any) -> tuple[int, int, int, int]:
     axes = dim[0]
-    sizes = dim[1 : axes + 1] if 1 <= axes <= 7 else []
-    if len(sizes) not in (3, 4):
+    if axes not in (3, 4):
         raise refuse(f"a volume of {axes} axes; three, or four with the channels last, were expected")
+    sizes = dim[1 : axes + 1]
     if not all(1 <= n <= _MAX_SIDE for n in sizes) or math.prod(sizes) > MAX_VOXELS:
         raise refuse(
             f"{' x '.join(map(str, sizes))} voxels; 1 to {MAX_VOXELS} in all were expected; crop or resample it"

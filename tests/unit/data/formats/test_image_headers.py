@@ -345,3 +345,13 @@ def test_no_memory_and_a_late_error_of_a_file_are_told(monkeypatch: pytest.Monke
     (tmp_path / "a.png").write_bytes(encode(format="PNG")[:2000])
     with Image.open(tmp_path / "a.png") as image, pytest.raises(BadSample, match="fetch it again or leave it out"):
         decode.pixels_of(image, "a.png")
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [([0x11], 2), ([0x11, 0x11, 0x11], 6), ([0x21, 0x11, 0x11], 4), ([0x22, 0x11, 0x11], 3), ([0x41, 0x11, 0x11], 3),
+     ([0x22, 0x21, 0x11], 3.5), ([0x12, 0x11, 0x11], 4), ([0x44, 0x11, 0x11], 2.25), ([0x22, 0x11, 0x11, 0x22], 5)],
+)  # fmt: skip
+def test_coefficients_take_two_bytes_for_every_sample(factors: list[int], expected: float):
+    """Samples of a component are as its factors say, as shares of the largest ones."""
+    assert image_headers._coefficient_bytes(factors) == expected

@@ -7,14 +7,16 @@ import runpy
 import shutil
 import tarfile
 import tracemalloc
+from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel
 import numpy as np
 import pytest
 
 from sightline.data.formats.nifti import read_label, read_scan
-from sightline.data.prepare.decathlon import DecathlonOptions, prepare
+from sightline.data.prepare.decathlon import DecathlonOptions, fetched, prepare
 from sightline.data.prepare.decathlon import cases as _decathlon_cases
 from sightline.data.prepare.decathlon import statistics as _decathlon_statistics
 from sightline.data.prepare.decathlon.raw import list_cases
@@ -23,6 +25,7 @@ from sightline.data.volumes.geometry import Geometry, to_original
 from sightline.data.volumes.layouts import read_raw
 from sightline.data.volumes.plan import read_plan, spec_of
 from sightline.errors import BadData, SightlineError, UsageError
+from sightline.files.download import Expected
 
 MADE = runpy.run_path(str(Path(__file__).with_name("decathlon_folders.py")))
 make_folder, write, write_json, pack, scan, SIZES = (
@@ -588,3 +591,50 @@ def test_the_numbers_of_a_data_set_are_those_of_numpy():
     same = [case._replace(values=np.array([7]), counts=np.array([5])) for case in cases]
     with pytest.raises(BadData, match="here: all labelled voxels have the value 7, so CT cannot be scaled"):
         _decathlon_statistics.find_spec(same, 2, ("background", "organ"), ("CT",), "here")
+
+
+def halved(side: int) -> int:
+    """How often a network of at most five halvings halves a side, which it does from eight voxels on."""
+    return sum(side >= 8 * 2**number for number in range(5))
+
+
+def test_sides_are_the_shortest_that_can_be_halved_as_often_as_the_network_does():
+    for wanted in range(1, 700):
+        least = next(side for side in range(wanted, 2000) if side % 2 ** halved(side) == 0)
+        assert _decathlon_statistics.halvings(wanted) == halved(wanted)
+        assert _decathlon_statistics.flat_side(wanted) == min(least, 512)
+        assert _decathlon_statistics.flat_side(wanted - 0.5) == min(least, 512)
+
+
+@pytest.mark.parametrize(
+    ("medians", "sides"),
+    [
+        ((128, 128, 128), (128, 128, 128)),  # just as many as are allowed
+        ((128, 128, 129), (128, 128, 128)),
+        ((512, 64, 64), (512, 64, 64)),
+        ((512, 64, 65), (384, 64, 80)),  # the longest is shortened
+        ((160, 160, 160), (128, 128, 128)),
+        ((1, 9, 17), (1, 10, 20)),
+    ],
+)
+def test_deep_sides_have_at_most_128_to_the_third_voxels(medians, sides):
+    found = _decathlon_statistics.deep_sides(medians)
+    assert all(side % 2 ** halved(side) == 0 for side in found) and np.prod(found) <= 128**3
+    assert found == sides
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_room_is_asked_for_before_a_tar_is_fetched(tmp_path, monkeypatch, is_same):
+    """For the rest of the tar, and for what unpacking takes: together where both lie on one disk."""
+    asked = []
+    monkeypatch.setattr(fetched, "check_room", lambda folder, size, what: asked.append((folder, size, what)))
+    monkeypatch.setattr(fetched, "fetch", lambda *words, room, **more: room(1000, 300))
+    if not is_same:
+        disk = namedtuple("Disk", "st_dev")
+        places = lambda path: SimpleNamespace(stat=lambda: disk(path.name))  # noqa: E731
+        monkeypatch.setattr(fetched, "nearest", places)
+    source, out = tmp_path / "raw", tmp_path / "out"
+    tar = fetched.fetch_tar(source, out, "04", "", Expected(sha256="0" * 64), quiet)
+    assert tar == source / "Task04_Hippocampus.tar"
+    together = f"{tar}, to be unpacked in {out},"
+    assert asked == ([(source, 1300, together)] if is_same else [(source, 300, str(tar)), (out, 1000, together)])

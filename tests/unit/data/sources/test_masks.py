@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from sightline.data.decode import decode_rgb
-from sightline.data.sources import IGNORED, Opener, SourceOptions, index_files, open_boxes, open_masks
+from sightline.data.sources import IGNORED, Opener, SourceOptions, index_files, mask_classes, open_boxes, open_masks
 from sightline.data.sources.layouts import NoTestSplit, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 
@@ -767,3 +767,19 @@ def test_names_may_lie_beside_the_masks_or_the_images_however_deep_they_are(tmp_
     root = write(tmp_path, some(0, 1))
     (root / folder / "classes.txt").write_text("sky\ntree\n")
     assert opened(tmp_path).classes == ("sky", "tree")
+
+
+@pytest.mark.parametrize(
+    ("masks", "images", "expected"),
+    [
+        ("d/masks", "d/images", ["d/masks", "d/images", "d"]),
+        ("d/masks/train", "d/images/train", ["d/masks/train", "d/images/train", "d"]),
+        ("d/a/masks/train", "d/images", ["d/a/masks/train", "d/images"]),  # too far apart to be one's own
+        ("d/train/masks", "d/train/images", ["d/train/masks", "d/train/images", "d/train", "d"]),
+        ("d/all", "d/all", ["d/all"]),
+        ("d/val", "d/val", ["d/val", "d"]),
+    ],
+)
+def test_class_names_may_lie_in_these_folders(tmp_path: Path, masks: str, images: str, expected: list[str]):
+    found = mask_classes.table_folders([(tmp_path / masks, tmp_path / images)] * 2)
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == expected

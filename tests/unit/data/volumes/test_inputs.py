@@ -160,3 +160,30 @@ def test_raw_files_of_a_split(tmp_path: Path):
         labelled_files(["a", "nix", "b"], tmp_path)
     with pytest.raises(UsageError, match="holds no dataset.json and no images beside labels"):
         labelled_files(["a"], tmp_path / "imagesTr")
+
+
+def test_the_fingerprint_of_files_is_that_of_their_places_and_of_arrays_their_number(tmp_path: Path):
+    """Results that an earlier call left are taken where the files are the same ones."""
+    for name in ("a", "b"):
+        write(tmp_path / name / "case.nii.gz", (10, 8, 6))
+    a, b = (tmp_path / name / "case.nii.gz" for name in ("a", "b"))
+    pixels = np.zeros((4, 5), np.uint8)
+    given = [{"case": a}, {"case": b}, {"one": a, "two": b}, {"case": pixels}, {"one": pixels, "two": pixels}]
+    found = [VolumeFiles(files, DEEP if Path in map(type, files.values()) else FLAT).fingerprint for files in given[3:]]
+    one = replace(DEEP, channels=1)
+    found += [VolumeFiles(files, one).fingerprint for files in given[:3]]
+    assert len(set(found)) == 5
+    assert VolumeFiles({"other name": a}, one).fingerprint == VolumeFiles({"case": a}, one).fingerprint
+    assert VolumeFiles({"case": pixels + 1}, FLAT).fingerprint == found[0]
+
+
+@pytest.mark.parametrize(
+    ("room", "most", "expected"),
+    [(1, 16, 1), (4 * 3 * 20 * 5, 16, 5), (4 * 3 * 20 * 5 - 1, 16, 4), (10**9, 16, 16), (10**9, 3, 3)],
+)
+def test_so_many_volumes_come_together_as_their_scores_have_room(monkeypatch, room: int, most: int, expected: int):
+    """The largest has 20 pixels, each with a score for three classes of four bytes."""
+    monkeypatch.setattr(inputs, "AT_ONCE_BYTES", room)
+    monkeypatch.setattr(inputs, "AT_ONCE", most)
+    files = {str(side): np.zeros((4, side), np.uint8) for side in (5, 2, 3)}
+    assert VolumeFiles(files, FLAT).predict_batch == expected
