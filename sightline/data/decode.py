@@ -309,7 +309,7 @@ def why_not_on_device(device: torch.device) -> str:
     return "" if planes.shape == (3, 32, 32) else f"nvJPEG gave {tuple(planes.shape)}"
 
 
-def _decode_with_pillow(data: bytes, header: Header, downscale: int = 1) -> np.ndarray:
+def _decode_with_pillow(data: bytes, header: Header, downscale: int) -> np.ndarray:
     """Decode any allowed image, as stored; with `downscale`, a JPEG that many times smaller."""
     with _opened_with_pillow(data, header, loads=downscale == 1) as image:
         if downscale > 1:

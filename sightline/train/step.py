@@ -111,7 +111,7 @@ class Step:
         samples_per_item: int,
         device: Device,
         world: World,
-        head_steps: int = 0,
+        head_steps: int,
     ):
         self.state = state
         self.parts = recipe.train.accumulation

@@ -21,7 +21,7 @@ class KerasSGD(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, groups: Any, lr: Tensor, momentum: float, nesterov: bool = False):
+    def __init__(self, groups: Any, lr: Tensor, momentum: float, nesterov: bool):
         defaults = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.0, "shrink": 0.0}
         super().__init__(groups, defaults)
 

@@ -13,7 +13,7 @@ class TensorBoard(Logger):
     """Curves, and a row in the table of runs (HParams) from the start of the run on. Of training, every log line has a
     point, or those of every so many steps."""
 
-    def __init__(self, every_steps: int = 0) -> None:
+    def __init__(self, every_steps: int) -> None:
         try:
             from torch.utils import tensorboard
         except ImportError:
