@@ -492,7 +492,7 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
         if not chosen or taken <= left - kept:
             chosen.append(test)
             left -= taken
-    return chosen
+    return sorted(chosen, key=lambda test: test == INTERPRETED)
 
 
 def _places(bug: Bug) -> list[tuple[str, int]]:

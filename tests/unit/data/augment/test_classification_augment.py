@@ -458,3 +458,12 @@ def test_device_half_is_one_graph():
 def test_params_can_be_compared_and_kept():
     params = Augmentation().evaluation_params(10, 20)
     assert Params(**dataclasses.asdict(params)) == params and hash(params) == hash(dataclasses.replace(params))
+
+
+def test_images_whose_random_numbers_are_equal_keep_their_order():
+    """So that every device chooses the same partners; NumPy's stable sort is the reference."""
+    ranks = torch.randint(0, 3, (999,), generator=torch.Generator().manual_seed(0))
+    found = classification.partner_of("random", 999, ranks, torch.device("cpu"))
+    assert np.array_equal(found.numpy(), np.argsort(ranks.numpy(), kind="stable"))
+    assert classification.partner_of("reversed", 4, None, torch.device("cpu")).tolist() == [3, 2, 1, 0]
+    assert classification.partner_of("previous", 4, None, torch.device("cpu")) is None
