@@ -482,17 +482,17 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
         in_turn,
         key=lambda test: ("::" not in test, known.seconds.get(test, 0) > SLOW_S, stem not in test.partition("::")[0]),
     )
-    if "/kernels/" in bug.file:
-        ranked.sort(key=lambda test: test != INTERPRETED)  # no other runs what needs Triton
     chosen, left = [], limit_s
-    for test in ranked:
+    for test in (each for each in ranked if "/kernels/" not in bug.file or each != INTERPRETED):
         whole = [each for each in known.seconds if each.startswith(f"{test}::")] if "::" not in test else [test]
         taken = sum(known.seconds.get(each, 0.01) for each in whole)
         kept = limit_s / 2 if stem in test.partition("::")[0] else 0  # for tests of other files, as the golden ones
         if not chosen or taken <= left - kept:
             chosen.append(test)
             left -= taken
-    return sorted(chosen, key=lambda test: test == INTERPRETED)
+    if "/kernels/" in bug.file and INTERPRETED in in_turn:  # whatever it takes: no other runs what needs Triton
+        chosen = [*(test for test in chosen if test != INTERPRETED), INTERPRETED]
+    return chosen
 
 
 def _places(bug: Bug) -> list[tuple[str, int]]:

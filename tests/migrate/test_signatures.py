@@ -137,6 +137,55 @@ def test_defaults_are_those_of_apex(started: None, name: str):
     assert {key: type(value) for key, value in found.items()} == {k: type(v) for k, v in DECLARED[name].items()}
 
 
+@pytest.mark.parametrize("name", [name for name in DECLARED if name.startswith("optimizers.")])
+def test_defaults_reach_the_groups_of_parameters(started: None, name: str):
+    module, _, last = f"apex.{name}".rpartition(".")
+    made = getattr(importlib.import_module(module), last)([torch.nn.Parameter(torch.ones(2))])
+    known = {key: value for key, value in made.defaults.items() if key in DECLARED[name]}
+    assert known == {key: DECLARED[name][key] for key in known} and {"lr", "weight_decay"} <= known.keys()
+    assert (made.param_groups[0]["lr"], made.set_grad_none) == (DECLARED[name]["lr"], DECLARED[name]["set_grad_none"])
+
+
+def test_layers_are_made_with_their_defaults(started: None):
+    norms, parallel = (importlib.import_module(f"apex.{name}") for name in ("normalization", "parallel"))
+    for kind in (norms.FusedLayerNorm, norms.FusedRMSNorm, norms.MixedFusedLayerNorm, norms.MixedFusedRMSNorm):
+        made = kind(4)
+        assert (made.eps, made.elementwise_affine, made.weight.tolist()) == (1e-5, True, [1.0] * 4), kind
+    made = parallel.SyncBatchNorm(4)
+    assert (made.eps, made.momentum, made.affine, made.track_running_stats) == (1e-5, 0.1, True, True)
+    assert (made.process_group, made.channel_last, made.fuse_relu, made.weight.tolist()) == (None, False, False, [1] * 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_functions_of_apex_against_their_formulas(started: None, dtype: torch.dtype):
+    """Of small values, where eps is most of what is under the root."""
+    functions = importlib.import_module("apex.normalization.fused_layer_norm")
+    draws = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, 5, generator=draws) * 1e-3
+    weight, bias = torch.randn(2, 5, generator=draws), torch.randn(2, 5, generator=draws)
+    wide = x.to(dtype).double()
+    mean = wide.mean((1, 2), keepdim=True)
+    layer = (wide - mean) / ((wide - mean).square().mean((1, 2), keepdim=True) + 1e-6).sqrt()
+    rms = wide / (wide.square().mean((1, 2), keepdim=True) + 1e-6).sqrt()
+    narrow, within = x.to(dtype), {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.02, "atol": 0.02}
+    for given, expected in (
+        (functions.fused_layer_norm(narrow, (2, 5)), layer),
+        (functions.fused_layer_norm_affine(narrow, weight.to(dtype), bias.to(dtype), [2, 5]), layer * weight + bias),
+        (functions.fused_rms_norm(narrow, (2, 5)), rms),
+        (functions.fused_rms_norm_affine(narrow, weight.to(dtype), (2, 5)), rms * weight),
+    ):
+        assert given.dtype is dtype
+        torch.testing.assert_close(given.double(), expected, **within)
+    for given, expected in (
+        (functions.mixed_dtype_fused_layer_norm_affine(narrow, weight, bias, (2, 5)), layer * weight + bias),
+        (functions.mixed_dtype_fused_rms_norm_affine(narrow, weight, (2, 5)), rms * weight),
+    ):
+        assert given.dtype is torch.float32  # that of the weight
+        torch.testing.assert_close(given.double(), expected, rtol=1e-5, atol=1e-5)
+    of_rows = functions.fused_layer_norm(x, 5)
+    torch.testing.assert_close(of_rows, torch.nn.functional.layer_norm(x, (5,), eps=1e-6))
+
+
 def test_numbers_are_those_of_nvml(started: None, monkeypatch: pytest.MonkeyPatch):
     """NVML's header, nvml.h: results, temperatures, clocks and what else a script compares with."""
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)  # another test may have planted one

@@ -473,3 +473,44 @@ def test_a_device_that_shares_the_hosts_memory_is_waited_for(monkeypatch: pytest
         torch.cuda.set_per_process_memory_fraction(0.25, 0)
         torch.cuda.set_per_process_memory_fraction(0.125, device="cuda:0")
     assert waits == list(asked) and fractions == [0.5, 0.25, 0.125]
+
+
+def test_what_scripts_ask_of_small_cuda_objects(on_cpu: Start):
+    """As a GPU answers where nothing was done: success of cudart, an idle pool, streams and events by number."""
+    on_cpu(device_count=3)
+    cuda = torch.cuda
+    runtime = cuda.cudart()
+    assert runtime.cudaError.success == 0
+    calls = (runtime.cudaProfilerStart(), runtime.cudaProfilerStop())
+    assert (*calls, runtime.cudaHostRegister(1, 2, 0), runtime.cudaHostUnregister(1)) == (0, 0, 0, 0)
+    free, total = runtime.cudaMemGetInfo(0)
+    assert total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > free > 0
+    assert runtime.cudaGetErrorString(0) == "no error"
+    pool = cuda.MemPool()
+    assert pool.use_count() == 1 and pool.snapshot() == [] and pool.allocator is None
+    found = re.fullmatch(r"GPU:0\nprocess +(\d+) uses +([\d.]+) MB GPU memory", cuda.list_gpu_processes())
+    assert found and int(found[1]) == os.getpid() and 10 < float(found[2]) < total / 2**20
+    first, second = cuda.Stream(), cuda.Stream(device=2, priority=-1)
+    assert second.stream_id == first.stream_id + 1 and first.stream_id != 0
+    assert (first.device, first.device_index, first.priority) == (torch.device("cuda", 0), 0, 0)
+    assert (second.device, second.device_index, second.priority) == (torch.device("cuda", 2), 2, -1)
+    assert first.cuda_stream == first.native_handle == first.stream_id and first.is_capturing() is False
+    same = cuda.Stream(stream_id=first.stream_id)
+    assert same == first and hash(same) == hash(first) and first != second and first != 3
+    assert cuda.Stream(device=1, stream_id=first.stream_id) != first
+    assert repr(second) == f"<torch.cuda.Stream device=cuda:2 cuda_stream={second.stream_id:#x}>"
+    assert cuda.default_stream(1).device == torch.device("cuda", 1) and cuda.default_stream().cuda_stream == 0
+    event = cuda.Event(enable_timing=True)
+    assert repr(event) == "<torch.cuda.Event uninitialized>" and event.device == torch.device("cuda", 0)
+    later = first.record_event(cuda.Event(enable_timing=True))
+    with pytest.raises(ValueError, match="must be recorded"):
+        event.elapsed_time(later)
+    with pytest.raises(ValueError, match="must be recorded"):
+        later.elapsed_time(event)
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        later.elapsed_time(cuda.Event())
+    assert re.fullmatch(r"<torch.cuda.Event \d+ ns>", repr(later))
+    assert cuda.CUDAGraph(keep_graph=True).keep_graph and not cuda.CUDAGraph().keep_graph
+    assert len(cuda.CUDAGraph().pool()) == len(cuda.graph_pool_handle()) == 2
+    cuda.set_device(1)
+    assert cuda.Stream().device == cuda.current_stream().device == torch.device("cuda", 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
@@ -339,3 +341,27 @@ def test_extensions_are_refused(on_cpu: Start, tmp_path: Any, monkeypatch: pytes
         cpp_extension.load(name="own", sources=["a.cpp", "b.cu"])
     with pytest.raises(MigrateError, match="CUDA sources of extension 'own'"):
         cpp_extension.CUDAExtension("own", ["a.cu"])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("given", [{}, {"map_location": "cuda:1"}])
+def test_a_program_whose_weights_are_those_of_a_gpu_is_loaded(on_cpu: Start, tmp_path: Any, given: dict[str, str]):
+    """torch.jit.save marks each tensor with its place, in the pickles inside the archive."""
+    host, path = io.BytesIO(), tmp_path / "gpu.pt"
+    layer = torch.nn.Linear(2, 2)
+    torch.jit.save(torch.jit.script(layer), host)
+    changed = 0
+    with zipfile.ZipFile(host) as read, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as write:
+        for entry in read.infolist():
+            content = read.read(entry)
+            if entry.filename.endswith(".pkl"):
+                changed += content.count(b"X\x03\x00\x00\x00cpu")
+                content = content.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:1")
+            write.writestr(entry.filename, content)
+    assert changed
+    with pytest.raises((RuntimeError, NotImplementedError)):  # such a file needs it
+        torch.jit.load(path)
+    on_cpu()
+    loaded = torch.jit.load(path, **given)
+    assert loaded.weight.device.type == "cpu" and torch.equal(loaded(torch.ones(1, 2)), layer(torch.ones(1, 2)))
+    assert "torch.jit.load" in {each.rule.name for each in record.records.values()}

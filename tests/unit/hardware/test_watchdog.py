@@ -87,3 +87,13 @@ def test_the_rank_that_began_the_fewest_collectives_is_late_and_one_without_word
 
 def test_one_process_alone_has_only_its_own_error_to_tell():
     assert Watchdog(World(), 5.0, print, print, "").explain(ValueError("reset by peer")) == "reset by peer"
+
+
+def test_a_rank_that_hears_the_alarm_writes_its_stacks_once_and_says_where_it_is():
+    store, told = dist.HashStore(), []
+    asks, answers = (Watchdog(World(rank=rank, size=2, store=store), 0.1, told.append, print, "") for rank in (0, 1))
+    with answers:
+        words = asks._consult()
+        time.sleep(0.2)  # ten more looks
+    assert told == ["another rank has given up"]
+    assert words[1]["place"].endswith(tuple("0123456789")) and "() of " in words[1]["place"]

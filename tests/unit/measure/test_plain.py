@@ -87,7 +87,13 @@ def test_a_unet_of_monai(tmp_path: Path, dim: int, precision: str):
     phases = ["import", "listing", "first step", "training", "checkpoints"]
     marks = marks_of(options, began, [*phases, *PHASES[3:6], *PHASES[3:6]])  # the second epoch, and the last one
     assert [0 <= mark["dice"] <= 1 for mark in marks if mark["phase"] == "evaluation"] == [True, True]
-    [steps] = steps_of(torch.load(options["checkpoint"], weights_only=True))
+    kept = torch.load(options["checkpoint"], weights_only=True)
+    [group] = kept["optimizer"]["param_groups"]
+    assert (group["lr"], group["weight_decay"]) == (1e-3, 1e-4)
+    ends = [name.split("skip_layers")[-1] for name in kept["model"]]
+    assert sum(name.endswith("transp_conv.conv.bias") for name in ends) >= 2, "ours add to what they enlarge, too"
+    assert sum(name.endswith("norm1.weight") for name in ends) >= 5, "and scale what they normalise"
+    [steps] = steps_of(kept)
     assert steps == 9 if precision == "fp32" else 0 < steps <= 9, "three an epoch, of two volumes; fp16 skips the first"
 
 

@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 from sightline.errors import BadCheckpoint, UsageError
+from sightline.models import keras_weights
 from sightline.models.arch import OURS, ArchConfig
 from sightline.models.resnet import ResNetConfig
 from sightline.models.weight_files import load_weights
@@ -469,3 +470,22 @@ def test_a_file_of_very_many_arrays_is_refused_before_it_fills_memory(tmp_path: 
     kib, error = done.stdout.split(" ", 1)
     assert "many.h5 holds more than 10000 folders and arrays" in error and "save_weights" in error
     assert int(kib) < 180 * 1024  # 220 MB without a bound
+
+
+def test_a_heap_is_walked_to_its_end(tmp_path):
+    """HDF5's format specification, "Level 1E - Global Heap": objects of 16 bytes and data filled up to eight; number 0
+    is free space, whose size has its header in it."""
+
+    def of(number: int, size: int, room: int) -> bytes:
+        return number.to_bytes(2, "little") + bytes(6) + size.to_bytes(8, "little") + bytes(room)
+
+    def lengths(*objects: bytes, more: int = 0) -> dict[int, int] | None:
+        body = b"".join(objects)
+        data = bytes(24) + b"GCOL\x01\0\0\0" + (16 + len(body) + more).to_bytes(8, "little") + body
+        return keras_weights._string_lengths(data, 24)  # type: ignore[arg-type]
+
+    assert lengths(of(1, 3, 8), of(2, 8, 8), of(3, 9, 16), of(4, 0, 0)) == {1: 3, 2: 8, 3: 9, 4: 0}
+    assert lengths(of(1, 3, 8), of(0, 40, 24)) == {1: 3, 0: 40}
+    assert lengths(of(1, 3, 8), bytes(15)) == {1: 3} and lengths(of(1, 3, 8), more=1) is None
+    assert lengths(of(1, 3, 8), of(2, 9, 8)) is None and lengths(of(1, 3, 8), of(0, 15, 0)) is None
+    assert lengths(of(1, 3, 8), of(0, 16, 0)) == {1: 3, 0: 16}

@@ -1,12 +1,14 @@
-"""What MLflow and Weights & Biases are sent, and when. Stand-ins of the packages keep what a server would, with the
+"""What MLflow, Weights & Biases and Trackio are sent, and when. Stand-ins of the packages keep what a server would, with the
 limits of MLflow's REST API: 100 parameters, 100 tags and 1,000 metrics a request, parameters that never change."""
 
 import base64
 import io
 import json
 import os
+import re
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from PIL import Image as Pillow
 
 from sightline import __version__
 from sightline.runs.loggers import RunStart
-from sightline.runs.trackers import apart, mlflow, wandb
+from sightline.runs.trackers import apart, mlflow, trackio, wandb
 from sightline.runs.trackers.tracker import Tracker, as_name, scores_of_classes
 
 NOW = 1_700_000_000.25  # of every call, in seconds
@@ -488,3 +490,84 @@ def test_names_and_scores_of_classes_are_as_every_tracker_takes_them(tmp_path: P
     rows = [{"class": f"c{i}", "top1": i / 2, "recall/50": None, "map": float("nan")} for i in range(101)]
     (tmp_path / "scores.json").write_text(json.dumps({"tables": {"classes": rows}}))
     assert scores_of_classes(tmp_path) == {f"classes/c{i}/top1": i / 2 for i in range(100)}
+
+
+# Trackio
+
+
+class Trackio(types.ModuleType):
+    """The package, which notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__("trackio")
+        self.told: list[Any] = []
+
+    def init(self, **told: Any) -> Any:
+        self.told.append(told)
+        warnings.warn("trackio cannot reach its server", UserWarning, stacklevel=2)
+        warnings.warn("another of Trackio", UserWarning, stacklevel=2)
+        warnings.warn("of a package below", UserWarning, stacklevel=2)
+        return self
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self.told.append((values, step))
+
+    def finish(self) -> None:
+        self.told.append("finish")
+
+    def Markdown(self, text: str) -> Any:
+        return "markdown", text
+
+    def Image(self, image: Pillow.Image, caption: str) -> Any:
+        return image.size, caption
+
+    def Html(self, path: str, inject: bool) -> Any:
+        return path, inject
+
+
+@pytest.fixture
+def local(run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trackio]:
+    made = Trackio()
+    monkeypatch.setitem(sys.modules, "trackio", made)
+    for name in [name for name in os.environ if name.startswith(("TRACKIO", "HF_HUB"))]:
+        monkeypatch.delenv(name)
+    with warnings.catch_warnings():
+        yield made
+
+
+def test_a_run_of_trackio_has_settings_points_drawings_and_its_end(run: Path, local: Trackio):
+    (run / "drawings.json").write_text(json.dumps({"step": 4, "drawings": {"3": {"image": jpeg((12, 9))}}}))
+    said: list[str] = []
+    sent(
+        trackio.tracker(said.append),
+        start(run, {"lr": 0.5}, lr="flag: --lr"),
+        ["scalars", "evaluate", {"top1": 0.5}, 4],
+        ["event", "checkpoint", {"name": "ckpt-4", "epoch": 2}],
+        ["page", "report.html"],
+        ["close", 3, "stopped"],
+    )
+    assert said == ["trackio cannot reach its server"]
+    name = json.loads((run / "trackers" / "trackio.json").read_text())["run"]
+    assert re.fullmatch("pets-[0-9a-f]{6}", name)
+    first, *told = local.told
+    config = {"lr": 0.5, "origin.lr": "flag: --lr"}
+    assert first == {"project": "sightline", "name": name, "resume": "allow", "config": config, "embed": False}
+    assert told == [
+        ({"evaluate/top1": 0.5}, 4),
+        ({"worst/01": ((12, 9), "01 image of sample 3")}, 4),
+        ({"checkpoint": ("markdown", f"`{run / 'checkpoints' / 'ckpt-4'}`")}, 4),
+        ({"report": ("report.html", False)}, 4),
+        ({"exit": ("markdown", "3: stopped")}, 4),
+        "finish",
+    ]
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
+
+
+def test_trackio_goes_on_with_the_same_run_of_the_project_that_its_environment_names(run: Path, local: Trackio, monkeypatch):
+    sent(trackio.tracker(print), start(run, {}))
+    monkeypatch.setenv("TRACKIO_PROJECT", "zoo")
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")
+    sent(trackio.tracker(print), start(run, {}))
+    first, second = (told for told in local.told if isinstance(told, dict))
+    assert (first["project"], second["project"], first["name"]) == ("sightline", "zoo", second["name"])
+    assert local.told[-2] == ({"exit": ("markdown", "-1: killed")}, 0) and os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"

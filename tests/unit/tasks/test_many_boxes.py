@@ -34,6 +34,28 @@ def test_a_batch_of_many_boxes_takes_no_table_of_boxes_times_anchors():
     assert IMAGES * BOXES * 4 < largest < IMAGES * BOXES * ANCHORS * 4 / 2
 
 
+@pytest.mark.parametrize(("boxes", "anchors"), [(7, 50), (300, 6), (40, 40)])
+def test_pieces_are_as_large_as_memory_allows(boxes: int, anchors: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(overlaps, "CELLS", 2 * 2 * anchors + 1)  # two rows of boxes against all anchors, of two images
+    shapes, iou = [], overlaps.iou
+
+    def noted(each: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+        shapes.append((each.shape[-2], among.shape[-2]))
+        return iou(each, among)
+
+    monkeypatch.setattr(overlaps, "iou", noted)
+    overlaps._best(torch.rand(2, boxes, 4), torch.rand(anchors, 4))
+    assert shapes == [(2, anchors)] * (boxes // 2) + [(1, anchors)] * (boxes % 2)
+    shapes.clear()
+    monkeypatch.setattr(overlaps, "CELLS", 2 * boxes * anchors)
+    overlaps._best(torch.rand(2, boxes, 4), torch.rand(anchors, 4))
+    assert shapes == [(boxes, anchors)]
+    shapes.clear()
+    monkeypatch.setattr(overlaps, "CELLS", 1)
+    overlaps._best(torch.rand(2, 3, 4), torch.rand(anchors, 4))
+    assert shapes == [(1, anchors)] * 3
+
+
 def drawn(*shape: int) -> torch.Tensor:
     """Corners are multiples of 1/16, so that many overlaps are equal."""
     low, high = torch.randint(0, 17, (2, *shape, 2), generator=torch.Generator().manual_seed(0)).sort(dim=0).values
