@@ -563,7 +563,9 @@ def test_a_run_of_trackio_has_settings_points_drawings_and_its_end(run: Path, lo
     assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == "1"
 
 
-def test_trackio_goes_on_with_the_same_run_of_the_project_that_its_environment_names(run: Path, local: Trackio, monkeypatch):
+def test_trackio_goes_on_with_the_same_run_of_the_project_that_its_environment_names(
+    run: Path, local: Trackio, monkeypatch
+):
     sent(trackio.tracker(print), start(run, {}))
     monkeypatch.setenv("TRACKIO_PROJECT", "zoo")
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "0")

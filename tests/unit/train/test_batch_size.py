@@ -245,3 +245,16 @@ def test_data_may_come_in_no_larger_batch(monkeypatch):
     sizes, why = possible_sizes(recipe, run, dataset, CPU, World())
     assert sizes == sorted({2**k for k in range(17)} | {3 * 2**k for k in range(15)})
     assert why == "the data come in no larger one"
+
+
+def test_a_batch_of_just_the_rate_that_counts_as_not_slower_is_taken_at_once():
+    """At 0.95 of the best rate; below, it is measured once more and refused."""
+    for seconds, expected, asked in ((4 / 95, 4, [2, 4]), (4 / 94.9, 2, [2, 4, 4])):
+        tried: list[int] = []
+
+        def probe(size: int, seconds: float = seconds, tried: list[int] = tried) -> Probe:
+            tried.append(size)
+            return Probe({2: 0.02, 4: seconds}[size], 0.1)
+
+        found = choose([1, 2, 4], 1, 5.0, probe)
+        assert found is not None and (found.batch, tried) == (expected, asked)

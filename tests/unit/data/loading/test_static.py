@@ -42,7 +42,7 @@ def test_a_file_is_the_batch_that_the_loader_gives(tmp_path: Path):
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_batches_repeat_after_the_last_one(tmp_path: Path, steps: int):
-    dump(MIXED, tmp_path / "b", batch=6, steps=steps, seed=3, progress=lambda *_: None)
-    static = StaticDataset(tmp_path / "b").bind(devices.select("cpu"), 6)
+    dump(MIXED, tmp_path / "new" / "b", batch=6, steps=steps, seed=3, progress=lambda *_: None)
+    static = StaticDataset(tmp_path / "new" / "b").bind(devices.select("cpu"), 6)
     first, again = static.draw_batch(0, 0), static.draw_batch(5, steps)
     assert all((first[key] == again[key]).all() for key in first)
