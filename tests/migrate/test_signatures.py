@@ -153,7 +153,8 @@ def test_layers_are_made_with_their_defaults(started: None):
         assert (made.eps, made.elementwise_affine, made.weight.tolist()) == (1e-5, True, [1.0] * 4), kind
     made = parallel.SyncBatchNorm(4)
     assert (made.eps, made.momentum, made.affine, made.track_running_stats) == (1e-5, 0.1, True, True)
-    assert (made.process_group, made.channel_last, made.fuse_relu, made.weight.tolist()) == (None, False, False, [1] * 4)
+    assert (made.process_group, made.channel_last, made.fuse_relu) == (None, False, False)
+    assert made.weight.tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -167,7 +168,8 @@ def test_norm_functions_of_apex_against_their_formulas(started: None, dtype: tor
     mean = wide.mean((1, 2), keepdim=True)
     layer = (wide - mean) / ((wide - mean).square().mean((1, 2), keepdim=True) + 1e-6).sqrt()
     rms = wide / (wide.square().mean((1, 2), keepdim=True) + 1e-6).sqrt()
-    narrow, within = x.to(dtype), {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.02, "atol": 0.02}
+    limit = 1e-5 if dtype is torch.float32 else 0.02
+    narrow, within = x.to(dtype), {"rtol": limit, "atol": limit}
     for given, expected in (
         (functions.fused_layer_norm(narrow, (2, 5)), layer),
         (functions.fused_layer_norm_affine(narrow, weight.to(dtype), bias.to(dtype), [2, 5]), layer * weight + bias),

@@ -1,5 +1,6 @@
-"""What MLflow, Weights & Biases and Trackio are sent, and when. Stand-ins of the packages keep what a server would, with the
-limits of MLflow's REST API: 100 parameters, 100 tags and 1,000 metrics a request, parameters that never change."""
+"""What MLflow, Weights & Biases and Trackio are sent, and when. Stand-ins of the packages keep what a server would,
+with the limits of MLflow's REST API: 100 parameters, 100 tags and 1,000 metrics a request, fixed parameters.
+"""
 
 import base64
 import io
