@@ -71,4 +71,4 @@ def _likeness(word: str, other: str) -> float:
 
 
 def _ratio(word: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, word, other, autojunk=False).ratio()
+    return difflib.SequenceMatcher(None, word, other).ratio()

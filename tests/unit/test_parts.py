@@ -12,7 +12,7 @@ from sightline import api
 from sightline.errors import UsageError
 from sightline.export.by_task import outputs_of
 from sightline.inference.by_task import reporter, results
-from sightline.parts import DataConfig, Dataset, DataSpec, Metric, PredictOptions, Task
+from sightline.parts import DataConfig, Dataset, DataSpec, LoadedWeights, Metric, ModelConfig, PredictOptions, Task
 from sightline.report.by_task import Tiles, seen, tiles
 
 SPEC = DataSpec(("a", "b"), 3, (4, 4), (0.0,) * 3, (1.0,) * 3)
@@ -70,3 +70,13 @@ def test_functions_predict_as_the_command_does_unless_told_otherwise(name: str):
             if parameter.default is not parameter.empty and key not in ("out",)
         }
         assert len(defaults) >= 7 and defaults == {key: options[key] for key in defaults}
+
+
+def test_a_network_of_ones_own_that_says_nothing_starts_at_random_for_any_size():
+    model = torch.nn.Linear(2, 2)
+    assert ModelConfig.load_weights(Own(), model) == LoadedWeights("", ())
+    assert ModelConfig.head_prefixes(Own(), model) == () and ModelConfig.data_fields(Own()) == {}
+    assert ModelConfig.takes_any_size(Own()) and ModelConfig.refuse_unknown(Own()) is None
+    own = Own()
+    own.load_weights = lambda given: LoadedWeights("half of them") if given is model else None
+    assert ModelConfig.start_from(own, model) == "half of them"

@@ -1,6 +1,8 @@
 """Convolutions that oneDNN's weight gradients spoil: which they are, and what else stays. See tests/faults/, too."""
 
 import copy
+import os
+import resource
 
 import pytest
 import torch
@@ -98,3 +100,24 @@ def test_models_are_changed_on_the_cpu_alone():
     assert onednn.avoid(cpu) == 0
     assert onednn.avoid(elsewhere) == 3
     assert functional.conv2d is torch.conv2d  # torch is what it was
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (1.01, 1)])
+def test_the_probe_compares_a_gradient_with_sums_over_all_pixels(factor: float, code: int, monkeypatch):
+    """With a convolution that writes nowhere else; `factor` makes its gradient wrong."""
+    asked = []
+
+    def convolved(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        assert x.is_contiguous(memory_format=torch.channels_last) and weight.shape[1] < onednn.BLOCK and stride == 2
+        assert x.shape[2] * x.shape[3] >= 512**2, "less is not seen to be spoiled"
+        return torch.einsum("nihw,oi->nohw", x[..., ::stride, ::stride], weight[..., 0, 0] * factor)
+
+    monkeypatch.setattr(functional, "conv2d", convolved)
+    monkeypatch.setattr(onednn.resource, "setrlimit", lambda *limit: asked.append(limit))
+    monkeypatch.setattr(onednn.os, "dup2", lambda opened, place: asked.append((os.fstat(opened).st_rdev, place)))
+    before = torch.random.get_rng_state()
+    with pytest.raises(SystemExit) as ended:
+        onednn.probe()
+    torch.random.set_rng_state(before)
+    assert ended.value.code == code
+    assert asked == [(resource.RLIMIT_CORE, (0, 0)), (os.stat(os.devnull).st_rdev, 2)]

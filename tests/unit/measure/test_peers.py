@@ -65,3 +65,29 @@ def test_a_link_costs_what_the_document_says():
     starts = dict.fromkeys(hops, 8.4) | {"gloo-loopback": 240}
     assert {name: link.start_s * 1e6 for name, link in links.LINKS.items()} == pytest.approx(starts)
     assert [name for name, link in links.LINKS.items() if not link.overlaps] == ["gloo-loopback"]
+
+
+def test_peers_are_those_that_the_document_describes():
+    """docs/why/performance.md: how each is called, how it is compiled, and whose optimizer is fused."""
+    rows = {
+        module: [(peer.name, peer.compile, peer.fused) for peer in module.STEP_PEERS]
+        for module in (peers_classification, peers_detection, peers_segmentation)
+    }
+    assert rows == {
+        peers_classification: [
+            ("torchvision: eager AMP, fp16, NCHW", "", False),
+            ("timm style: eager AMP, fp16, channels_last", "", False),
+            ("torch.compile, bf16, channels_last", "default", True),
+            ("reduce-overhead, bf16, channels_last", "reduce-overhead", True),
+        ],
+        peers_detection: [
+            ("our network, plain loss: torch.compile, bf16, channels_last", "default", True),
+            ("our network, plain loss: eager, bf16, channels_last", "", True),
+            ("torchvision ssd300_vgg16: eager, bf16, NCHW", "", False),
+        ],
+        peers_segmentation: [
+            ("MONAI DynUNet: torch.compile, bf16, NCHW", "default", True),
+            ("MONAI DynUNet: torch.compile, bf16, channels_last", "default", True),
+            ("MONAI DynUNet: eager, bf16, NCHW", "", True),
+        ],
+    }

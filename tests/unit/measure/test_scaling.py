@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -236,6 +237,44 @@ def test_an_epoch_by_hand(in_background, waits_s):
     many = scaling.epoch_of(predict(WORK, 1024, Cluster(FAST, FAST, 8)), WORK, rounds)
     # One step an epoch: the disk is not done before the next checkpoint wants it.
     assert many["steps"] == 1 and many["checkpoint_s"] > 1.9
+
+
+def layout(image: tuple, label: tuple, **more: tuple) -> SimpleNamespace:
+    """What is read of bound data: shapes and types of a sample."""
+    return SimpleNamespace(layout={"image": (image, "uint8"), "label": (label, "int64"), **more}, samples_per_item=1)
+
+
+def test_bytes_of_a_sample_are_those_of_the_data_that_recipes_are_for():
+    """The archives' bytes over their images, as their sites give them; a crop by its pixels and labels."""
+    images = scaling.sample_bytes_of(layout((3, 224, 224), ()))
+    assert images == (147_897_477_120 / 1_281_167, "ImageNet: ILSVRC2012_img_train.tar over its images")
+    boxes = scaling.sample_bytes_of(layout((3, 300, 300), (), boxes=((9, 4), "float32")))
+    assert boxes == (19_336_861_798 / 118_287, "COCO: train2017.zip over its images")
+    crop = layout((3, 32, 16), (32, 16))
+    assert scaling.sample_bytes_of(crop) == (3 * 512 + 8 * 512, "a crop of an image and its mask, not compressed")
+    crop = layout((4, 8, 16, 16), (8, 16, 16))
+    crop.samples_per_item = 4
+    assert scaling.sample_bytes_of(crop) == (3 * 2048.0, "a crop of a prepared volume, not compressed")
+
+
+@pytest.mark.parametrize(
+    ("bound", "held_out"),
+    [
+        (layout((3, 224, 224), ()), 50_000),  # ImageNet
+        (layout((3, 300, 300), (), boxes=((9, 4), "float32")), 5_000),  # COCO
+        (layout((3, 64, 64), (64, 64)), 21),  # one of five folds, where the other four are 87
+        (layout((4, 8, 64, 64), (8, 64, 64)), 21 * 155),  # in slices, of BraTS
+    ],
+)
+def test_an_epoch_without_data_is_as_the_recipe_declares_it(bound: SimpleNamespace, held_out: int, monkeypatch):
+    data = SimpleNamespace(declared=lambda: (("a", "b"), 87), declared_per_item=lambda batch: batch // 16)
+    recipe = SimpleNamespace(train=SimpleNamespace(global_batch=64, eval_every_epochs=3), data=data)
+    run = SimpleNamespace(checkpoint_every_epochs=5, save_in_background=False)
+    bound.dataset = object()
+    monkeypatch.setattr(scaling, "checkpoint_bytes", lambda *given: 1000 * (given == (recipe, bound.dataset)))
+    assert scaling.rounds_of(recipe, run, bound, ScalingOptions(disk_gbs=0.5)) == Rounds(
+        87 * 4, held_out, 3, 1000, 5, 0.5e9, False
+    )
 
 
 # Against others
