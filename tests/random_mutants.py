@@ -94,7 +94,8 @@ ARITHMETIC = {
 # their number is printed. DEVICE: without the place of a tensor (the tests run where all tensors are on the CPU, so
 # that all results stay), of an asynchronous copy, or without the wait for it. TIME: waits, and when memory is freed.
 DEVICE, TIME = "shows on a GPU only", "changes time or memory alone"
-ASYNCHRONOUS, WAITS = ("non_blocking", "pin_memory"), ("synchronize", "wait_stream", "wait_event", "record_stream")
+ASYNCHRONOUS = ("non_blocking", "pin_memory")
+WAITS = ("synchronize", "wait_stream", "wait_event", "record_stream", "compile_ahead")  # the last does nothing on a CPU
 SLEEP, FREE = "time.sleep", re.compile(r"gc\.collect|.*\.(free_cached_memory|empty_cache)")
 # Constants of seconds, but those that a model of time computes with or that a page holds.
 TIMES = re.compile(r"(?!.*(HOP|START|PER|COLD|WARM|GRACE|RELOAD|LEAST))_?[A-Z_]+_(S|TIMEOUT)")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -58,6 +59,15 @@ def test_what_is_saved_is_read_bit_for_bit(checkpoints: Checkpoints):
             assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
             # As bytes, because -0.0 equals 0.0.
             assert got.contiguous().flatten().view(torch.uint8).equal(tensor.contiguous().flatten().view(torch.uint8))
+
+
+def test_files_are_closed_again(checkpoints: Checkpoints, run: Path):
+    """A run that saves for weeks may open no more files than it did at its start."""
+    save(checkpoints, 1, best=1)
+    before = os.listdir("/proc/self/fd")
+    save(checkpoints, 2, 3, best=3)
+    read(find(run, "latest"))
+    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_the_manifest_lists_every_file_with_its_sha256(checkpoints: Checkpoints):

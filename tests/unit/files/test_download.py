@@ -162,6 +162,16 @@ def test_all_bytes_there_but_not_yet_in_place(serve, target):
     assert target.read_bytes() == DATA and server.asked == []
 
 
+def test_bytes_beyond_the_end_are_cut_off(serve, target):
+    """As a file system that loses power may leave them."""
+    server = serve(ranges())
+    target.with_name("train.zip.part").write_bytes(DATA + b"rubbish")
+    record = {"url": f"{server.url}/train.zip", "size": len(DATA), "sha256": SHA256, "validator": ""}
+    target.with_name("train.zip.part.json").write_text(json.dumps(record))
+    get(server, target)
+    assert target.read_bytes() == DATA and server.asked == []
+
+
 @pytest.mark.parametrize("record", [b"", b"[" * 9_000, b"{}" * 9_000, b"\xff", b"7", b'{"size": [[]], "sha256": {}}'])
 def test_a_record_that_says_nothing_leaves_what_was_begun_alone(serve, target, record):
     part = target.with_name("train.zip.part")
