@@ -44,9 +44,8 @@ def test_a_folder_without_facts_has_no_section_and_damage_is_told(tmp_path: Path
 
 def test_sizes_of_images_are_width_first_and_of_volumes_as_they_lie(tmp_path: Path):
     sizes = [[300.0, 400.0], [480.5, 640.0], [1000.0, 2000.0]]
-    html = section(
-        tmp_path, train=row(sizes=sizes, measured=100, boxes=[0.0, 2.5, 40.0]), val=row(items=7, counted_in=7, measured=7)
-    )
+    train = row(sizes=sizes, measured=100, boxes=[0.0, 2.5, 40.0])
+    html = section(tmp_path, train=train, val=row(items=7, counted_in=7, measured=7))
     assert tables(html) == [
         [
             ["split", "samples", "smallest size", "median size", "largest size", "boxes per image"],
@@ -83,7 +82,8 @@ def test_bars_are_by_the_largest_class_of_each_split_and_sorted_by_the_first(tmp
     assert re.findall(r"width:([\d.]+)%", html) == ["60.0", "0.0", "0.0", "30.0", "0.0", "60.0"]
     assert notes(html)[0] == "counted in 20 of 50 val, evenly spread"
     html = section(tmp_path, 2, train=row(counted="voxels", counts=[999_999, 1]))
-    assert tables(html)[1] == [["class", "voxels of train"], ["c0", "999,999 (1e+02\u00a0%)"], ["c1", "1 (0.0001\u00a0%)"]]
+    counted = [["c0", "999,999 (1e+02\u00a0%)"], ["c1", "1 (0.0001\u00a0%)"]]
+    assert tables(html)[1] == [["class", "voxels of train"], *counted]
     assert "(" not in str(tables(section(tmp_path, 2, train=row(counted="objects", counts=[3, 1])))[1])
     for counts in ([1], [1, 2, 3], [0, 0], [-1, 3]):
         assert len(tables(section(tmp_path, 2, train=row(counts=counts)))) == 1, counts
