@@ -58,12 +58,12 @@ class Stream:
         return False
 
     def __enter__(self) -> Stream:
-        self._before = current_stream()
+        self._before = _chosen_stream()
         set_stream(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        set_stream(self._before)
+        _local.stream = self._before
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and (self.device, self.stream_id) == (other.device, other.stream_id)
@@ -118,24 +118,29 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self) -> None:
-        self._before = current_stream()
+        self._before = _chosen_stream()
         if self.stream is not None:
             set_stream(self.stream)
 
     def __exit__(self, *_: object) -> None:
-        set_stream(self._before)
+        _local.stream = self._before
 
 
 _local = threading.local()
 
 
 def current_stream(device: Any = None) -> Any:
-    found = getattr(_local, "stream", None)
+    found = _chosen_stream()
     return default_stream(device) if found is None else found
 
 
 def default_stream(device: Any = None) -> Stream:
     return Stream(device, stream_id=0)
+
+
+def _chosen_stream() -> Any:
+    """Return the stream that was set in this thread; None: the default one of whichever device."""
+    return getattr(_local, "stream", None)
 
 
 def set_stream(stream: Any) -> None:
