@@ -64,7 +64,7 @@ class Lars(KerasSGD):
     trust = eta * |w| / (|g| + decay * |w| + eps) with the norm of g before decay; 1 where |w| or |g| is 0."""
 
     def __init__(self, groups: Any, lr: Tensor, momentum: float, eta: float, eps: float):
-        super().__init__(groups, lr, momentum)
+        super().__init__(groups, lr, momentum, nesterov=False)
         self.eta = eta
         self.eps = eps
 
