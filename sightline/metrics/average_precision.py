@@ -127,7 +127,7 @@ def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
 
 def _by_threshold(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return precision and the number of right answers at every distinct score as threshold, the highest first."""
-    order = np.argsort(-scores, kind="stable")
+    order = np.argsort(-scores)
     last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
     right = np.cumsum(labels[order])[last]
     return right / (np.flatnonzero(last) + 1), right

@@ -149,6 +149,14 @@ def test_torchrun_reads_these_options_as_they_are_meant():
     assert (read.training_script, read.training_script_args) == ("sightline", list(COMMAND)) and read.module
 
 
+@pytest.mark.parametrize(("user", "root", "allows"), [(0, False, True), (1000, False, False), (1000, True, True)])
+def test_mpirun_runs_as_root_where_root_writes_the_command_or_says_so(monkeypatch, user, root, allows):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    options = mpi.MpiOptions(root=True) if root else mpi.MpiOptions()
+    words = text_of(LaunchOptions(hosts="a:8,b:8", launcher="mpirun", mpi=options))
+    assert ("--allow-run-as-root" in words) is allows
+
+
 def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/my libs")
     hosts = ",".join(f"10.0.0.{n}:8" for n in range(1, 9))

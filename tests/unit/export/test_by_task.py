@@ -64,6 +64,25 @@ def test_detections_that_do_not_fit(change: dict, said: str):
     assert misfit(outputs_of(DetectionConfig()), list({**BOXES, **change}.values()), 2, SPEC) == said
 
 
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([FLOATS(2, 9, 3), FLOATS(2, 9, 4), FLOATS(9, 4)], "logits of shape (2, 9, 3), expected (2, 9, 4)"),
+        ([FLOATS(2, 9, 4), FLOATS(2, 8, 4), FLOATS(9, 4)], "offsets of shape (2, 8, 4), expected (2, 9, 4)"),
+        ([FLOATS(2, 9, 4), FLOATS(2, 9, 4), FLOATS(9, 3)], "anchors of shape (9, 3), expected (9, 4)"),
+    ],
+)
+def test_raw_answers_of_a_detector_that_do_not_fit(found: list, said: str):
+    assert misfit(outputs_of(DetectionConfig(), True), found, 2, SPEC) == said
+
+
+@pytest.mark.parametrize("size", [(6, 4), (5, 6), (6, 5, 1)])
+def test_masks_of_another_size_do_not_fit(size: tuple):
+    text = ", ".join(map(str, (2, 3, *size)))
+    found = misfit(outputs_of(MaskConfig()), [FLOATS(2, 3, *size)], 2, SPEC)
+    assert found == f"logits of shape ({text}), expected (2, 3, 6, 5)"
+
+
 def test_what_is_not_compared_may_be_anything():
     assert misfit(Outputs(("logits",), lambda model, image: (image,)), [FLOATS(5)], 2, SPEC) == ""
     assert [outputs_of(task).decodes for task in (DetectionConfig(), ClassificationConfig())] == [True, False]

@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw
 from sightline.drawing.findings import GROUND, colour_of
 from sightline.drawing.slices import outline_colour
 from sightline.parts import DataSpec, Finding
+from sightline.report import samples as page_of_samples
 from sightline.report.by_task import SeenSample, seen
 from sightline.report.samples import Drawn, pixels_of, sheet
 from sightline.tasks.classification import Classification, MultiLabel
@@ -246,3 +247,15 @@ def test_every_row_is_as_high_as_the_longest_caption_needs():
     assert sheet(Drawn(SPEC, samples=[short], names=["a"]), "title").height < alone
     for some in ([short, long], [long, short]):
         assert sheet(Drawn(SPEC, samples=some, names=["a"] * 2), "title").height == alone
+
+
+def test_black_and_white_are_percentiles_of_all_values_or_those_of_the_data():
+    """Every value counts where there are few; NumPy's percentiles are the reference."""
+    values = np.random.default_rng(0).normal(3.0, 2.0, (2, 1, 8, 8)).astype(np.float32)
+    own = DataSpec(("a", "b"), 1, (8, 8), (), ())
+    drawn = Drawn(own, samples=[SeenSample(values[0])], draws=[SeenSample(values[1])])
+    assert page_of_samples._window(drawn) == pytest.approx(tuple(np.percentile(values, (0.5, 99.5))))
+    flat = Drawn(own, samples=[SeenSample(np.full((1, 8, 8), 5.0, np.float32))])
+    assert page_of_samples._window(flat) == pytest.approx((5.0, 5.0 + 5e-6), rel=1e-9)
+    clipped = DataSpec(("a", "b"), 1, (8, 8), (100.0,), (50.0,), clip=(-100.0, 300.0))
+    assert page_of_samples._window(Drawn(clipped)) == (-4.0, 4.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sightline.data.loading.balanced import BalancedOrder, ClassMembers
-from sightline.errors import UsageError
+from sightline.errors import BadData, UsageError
 
 SEED, COUNTS = 3, {0: 3, 1: 40, 2: 17, 4: 1}  # class 3 has no samples
 LABELS = np.random.default_rng(0).permutation(np.repeat(list(COUNTS), list(COUNTS.values())))
@@ -72,3 +72,9 @@ def test_a_batch_depends_on_seed_and_step_alone():
 def test_repeats_are_refused():
     with pytest.raises(UsageError, match=r"train.repeats=3 cannot be combined with data.sampling=balanced"):
         BalancedOrder(len(LABELS), 8, SEED, repeats=3, members=MEMBERS)
+
+
+def test_labels_of_no_class_leave_nothing_to_draw():
+    with pytest.raises(BadData, match="sampling=balanced: no training sample has a label of a class"):
+        ClassMembers(np.array([-1, 7, 3]), 3)
+    assert [part.tolist() for part in ClassMembers(np.array([2, -1, 0, 3, 2]), 3).of_class] == [[2], [0, 4]]
