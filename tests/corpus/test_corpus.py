@@ -170,6 +170,10 @@ def _whole_command(line: str, place: Path, world: Path) -> list[str]:
     written = [path for path in written if not any(part.startswith(".") for part in path.relative_to(place).parts)]
     said = re.sub(r"(?<=-)[0-9a-f]{12}\b", "#", said)  # an id of the job, of its folder among others
     printed = [f"| {each}".rstrip() for each in said.splitlines() if each.strip()]
+    if line.startswith("benchmark "):  # what names this machine
+        printed = [each for each in printed if not each.startswith(("| written to ", "| torch "))]
+        printed = [re.sub(r" on .*: batch", " on #: batch", each) for each in printed]
+        written = []
     return [
         f"exit {code}",
         *printed,
