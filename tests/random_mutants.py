@@ -66,6 +66,9 @@ INTERPRETED = "tests/unit/kernels/test_instance_norm.py::test_all_kernels_comput
 # Compares the numbers of this page, which names them by module, with the code.
 LIMITS = ("docs/reference/limits.md", "tests/unit/test_limits.py::test_the_page_has_the_limits_of_the_code")
 
+# Compares the sources of copies with those of what they were copied from: it runs no line of either.
+COPIES = "tests/migrate/test_copies.py"
+
 COMPARISONS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -477,7 +480,8 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     few = sorted(set(running), key=lambda test: (known.lines[test], test))
     own = sorted(set(running), key=lambda test: (-rare[test], test))
     stem = Path(bug.file).stem
-    in_turn = dict.fromkeys([*_naming_constant(bug), *(test for pair in zip(few, own, strict=True) for test in pair)])
+    elsewhere = [*_naming_constant(bug), *([COPIES] if COPIES in _naming(bug.file) else [])]
+    in_turn = dict.fromkeys([*elsewhere, *(test for pair in zip(few, own, strict=True) for test in pair)])
     # Whole files last: one of them alone may take longer than the limit.
     ranked = sorted(
         in_turn,
@@ -564,6 +568,7 @@ def _module(file: str) -> str:
     return file.removeprefix("packages/migrate/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@functools.cache
 def _naming(file: str) -> list[str]:
     """Return the test files that name a module, and the test of those that Triton's interpreter runs."""
     module = _module(file)

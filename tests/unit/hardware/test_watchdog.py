@@ -2,6 +2,7 @@
 
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,3 +98,19 @@ def test_a_rank_that_hears_the_alarm_writes_its_stacks_once_and_says_where_it_is
         time.sleep(0.2)  # ten more looks
     assert told == ["another rank has given up"]
     assert words[1]["place"].endswith(tuple("0123456789")) and "() of " in words[1]["place"]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_rank_tells_where_it_is_and_its_collectives_where_they_are_counted(monkeypatch, counts):
+    """Not every backend counts them."""
+
+    def number() -> int:
+        if not counts:
+            raise RuntimeError("no sequence numbers")
+        return 5
+
+    group = SimpleNamespace(_get_sequence_number_for_group=number)
+    monkeypatch.setattr(watchdog.dist, "group", SimpleNamespace(WORLD=group))
+    found = Watchdog._place(SimpleNamespace(world=SimpleNamespace(side_group=group)))  # type: ignore[arg-type]
+    assert found.pop("place").startswith("_place() of watchdog.py:")  # the main thread asks itself here
+    assert found == ({"collectives": 10} if counts else {})
