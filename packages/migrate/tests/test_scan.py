@@ -59,7 +59,6 @@ def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, s
         ("make = torch.ones", []),  # what it is called with is not known
         ("pick = data.DataLoader", []),
         ("wait = dist.barrier", []),
-        ("dist.barrier()", []),
         ("dist.barrier(device_ids=[0])", [("ignored", "torch.distributed.barrier")]),
         ("net = nn.Linear(2, 3).cuda()", [("exact", ".cuda()")]),
         ("x.to('cuda:1', non_blocking=True)", [("exact", ".to()")]),
