@@ -639,3 +639,41 @@ def test_the_table_has_a_row_for_every_word_that_was_given():
     assert rows["--epochs 90"][0] == rows["--device cuda"][0] == "as it is"
     assert rows["--cache-dataset"][0] == rows["PT_HPU_LAZY_MODE=0"][0] == "-"
     assert rows["torchrun"][0] == "--run.devices 8"
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        (
+            "train.py --data-path /d --test-only --device hpu --output-dir out --epochs 3",
+            [
+                ("--data-path /d", "--data.path /d", ""),
+                ("--device hpu", "--run.device", "cuda and hpu: what the machine has"),
+                ("--epochs 3", "-", "not read by evaluate"),
+                ("--output-dir out", "evaluate ...", "runs/resnet50 if not given"),
+                ("--test-only", "evaluate RUN", "RUN is --resume or --output-dir"),
+            ],
+        ),
+        (
+            "imagenet_main.py --data_dir /d --model_dir m --eval_only --export_dir e --use_horovod",
+            [
+                ("--data_dir /d", "--data.path /d --data.source tfrecord", "TFRecords"),
+                ("--use_horovod", "evaluate ...", "--batch_size is of one worker; the run lies in worker_0"),
+                ("--model_dir m", "evaluate ...", "worker_0 in it under Horovod, as there"),
+                ("--export_dir e", "export RUN --format onnx", "TIME/model.onnx in it, not a SavedModel"),
+                ("--eval_only", "evaluate RUN", "of --model_dir"),
+            ],
+        ),
+        (
+            "main.py --exec_mode evaluate --data /d --results r --task 01",
+            [
+                ("--exec_mode evaluate", "train, evaluate, predict", "the command"),
+                ("--data /d", "--data.path /d", "/data: /data/TASK_DIMd in it; must be prepared by us"),
+                ("--results r", "evaluate ...", "also for perf.json and eval_log.json"),
+                ("--task 01", "evaluate ...", "01 to 10"),
+            ],
+        ),
+    ],
+)
+def test_every_flag_of_an_evaluation_is_told(text: str, rows: list[tuple[str, str, str]]):
+    assert list(became(text).rows) == rows

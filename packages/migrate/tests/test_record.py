@@ -126,3 +126,32 @@ def test_a_call_counts_once_under_its_name(
     finally:
         torch.backends.cuda.enable_math_sdp(True)
     assert not wrong
+
+
+def test_arguments_are_described_in_one_short_line():
+    class Big:
+        pass
+
+    described = record.describe(
+        (torch.ones(2, 3), True, 1, 2.5, "a", None, torch.float16, torch.device("cuda", 1)), {"to": Big(), "of": Big}
+    )
+    assert (
+        described
+        == "Tensor(2, 3), True, 1, 2.5, 'a', None, torch.float16, device(type='cuda', index=1), to=Big, of=Big"
+    )
+    assert record.describe(range(8), {}) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert record.describe(range(9), {"x": 1}) == "0, 1, 2, 3, 4, 5, 6, 7, ..., x=1"
+    assert record.describe(([0] * 8, (1,) * 9), {}) == f"[{', '.join('0' * 8)}], ({', '.join('1' * 8)}, ...)"
+    assert record.describe(("x" * 78, "x" * 79), {}) == f"'{'x' * 78}', '{'x' * 79}..."
+    assert record.describe((["x" * 78], ["x" * 79]), {}) == f"['{'x' * 78}'], ['{'x' * 79}...]"
+    assert record.describe((test_arguments_are_described_in_one_short_line,), {}).startswith("test_arguments_are")
+
+
+def test_only_rank_0_speaks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.delenv("RANK", raising=False)
+    record.say("one")
+    monkeypatch.setenv("RANK", "0")
+    record.say("two")
+    monkeypatch.setenv("RANK", "1")
+    record.say("three")
+    assert capsys.readouterr() == ("", "sightline migrate: one\nsightline migrate: two\n")

@@ -112,3 +112,66 @@ def test_files_that_are_none_of_ours_are_named(tmp_path: Path):
     (tmp_path / "migrate_0_1.json").write_text('{"format": ')
     with pytest.raises(MigrateError, match="migrate_0_1.json is not valid JSON"):
         report.read(tmp_path)
+
+
+def test_every_line_of_the_table(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(report.os, "getcwd", lambda: "/x")
+    long, cut = "x" * 77, "x" * 73 + "..."
+    one = {**site("adapted", "torch.cuda.Stream.__init__", 3, 2), "what": long, "user_source": "s = Stream()"}
+    same = {**site("adapted", "torch.cuda.Stream.__init__", 3, 5), "what": "another", "user_source": "s = Stream()"}
+    more = [site("adapted", "torch.cuda.Stream.__init__", 10 + n, 1) for n in range(2)]
+    few = {**site("adapted", "torch.cuda.Event", 9, 1), "user_source": long}
+    far = {**site("exact", "torch.ones", 7, 10), "user_file": "/a/lib/site-packages/timm/x.py"}
+    near = {**site("exact", "torch.ones", 8, 1), "user_file": "/a/dist-packages/lib/site-packages/b.py"}
+    answers = {f"torch.cuda.q{n}": 9 - n for n in range(5)}
+    waits = [{"what": ".item()", "count": 1, "file": "/x/train.py", "line": 12, "source": long}]
+    documents = [
+        document(1, script="/x/train.py", sites=[one, same, *more, few, far, near], truths=answers, syncs=waits,
+                 options={"log": 2}, seconds=1.25),
+        document(2, rank=1, seconds=61.04),
+        document(3, rank=1, parent=2, finished=False),
+        document(4, rank=1, parent=2),
+    ]  # fmt: skip
+    assert report.as_text(report.merge(documents), shown_sites=2).splitlines() == [
+        "sightline migrate: train.py on cpu, torch 2, 2 ranks with 2 child processes, 61.0 s",
+        "  rank 1, process 3: killed or still running; counts as of its last new call site",
+        "refused: none",
+        "adapted: replaced by an equivalent; 10 calls at 5 places",
+        "       9  torch.cuda.Stream --> another (and 2 more)",
+        "            train.py:3  s = Stream()",
+        "            train.py:10  line 10",
+        "            and 1 more line",
+        "       1  torch.cuda.Event --> done",
+        f"            train.py:9  {cut}",
+        "exact: same effect; 11 calls at 2 places",
+        "      11  torch.ones --> done",
+        "            timm/x.py:7  line 7",
+        "            b.py:8  line 8",
+        "real answers to torch itself: 35 questions (cuda.q0 9, cuda.q1 8, cuda.q2 7, cuda.q3 6, and 1 more names)",
+        "sync points: the host waits for the device; 1 time",
+        f"       1  .item()  train.py:12  {cut}",
+    ]
+    alone = report.merge([document(1, script="train.py", syncs=[], options={"log": 2}, sites=[{**one, "count": 1}])])
+    assert report.as_text(alone).splitlines() == [
+        "sightline migrate: train.py on cpu, torch 2, rank 0, 1.5 s",
+        "refused: none",
+        "adapted: replaced by an equivalent; 1 call at 1 place",
+        f"       1  torch.cuda.Stream --> {cut}",
+        "            train.py:3  s = Stream()",
+        "sync points: none",
+    ]
+    four = report.merge([document(1, truths=dict(list(answers.items())[:4]), options={"log": 2})])
+    assert report.as_text(four).endswith("(cuda.q0 9, cuda.q1 8, cuda.q2 7, cuda.q3 6)")
+    assert report._cut("x" * 76) == "x" * 76
+
+
+def test_documents_are_read_in_the_order_of_ranks_and_starts(tmp_path: Path):
+    later, first, other = document(5, started="b"), document(7, started="a"), document(1, rank=1, started="0")
+    write(tmp_path, later, other, first, {**document(8), "started": "b"})
+    assert [each["pid"] for each in report.read(tmp_path)] == [7, 5, 8, 1]
+    assert report.read(tmp_path, since=2.0**40) == [] and report.read(tmp_path / "none") == []
+    with pytest.raises(MigrateError, match="holds? no|has no migrate_"):
+        report.main([str(tmp_path / "none")])
+    (tmp_path / "migrate_9_9.json").write_text("[]")
+    with pytest.raises(MigrateError, match="has format None, this version reads 1; delete it, or run again"):
+        report.read(tmp_path)

@@ -3,6 +3,7 @@
 What the checks compute is in interpreted_self_check.py, which test_instance_norm.py runs.
 """
 
+import dataclasses
 import itertools
 import math
 import warnings
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sightline import kernels
+from sightline import config, kernels
+from sightline.engine.model import choose_kernels
+from sightline.hardware.world import World
 from sightline.kernels import (
     batch_norm,
     batch_norm_check,
@@ -24,6 +27,7 @@ from sightline.kernels import (
     taps,
 )
 from sightline.models.resnet import ResNetConfig, make_pool
+from sightline.parts import DataSpec
 
 CPU = torch.device("cpu")
 
@@ -283,3 +287,19 @@ def test_an_operation_that_fails_its_check_warns_once_and_is_plain_torch(monkeyp
     expected = plain(*given)
     for fake, real in zip(*([x] if isinstance(x, Tensor) else x for x in (shown, expected)), strict=True):
         assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
+
+
+@pytest.mark.parametrize(("batch", "ranks", "runs"), [(64, 1, 1), (63, 1, 0), (256, 4, 1), (252, 4, 0)])
+def test_a_rank_checks_the_kernels_of_batch_norm_by_its_share_of_the_batch(monkeypatch, batch, ranks, runs):
+    """64 images of 32 x 32 pixels in 64 channels have 4 Mi values, from which on kernels are used."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    check = Check()
+    monkeypatch.setattr(batch_norm_check, "why_wrong", check)
+    recipe, run = config.load("demo_classification", [f"--train.global-batch={batch}", "--train.precision=bf16"])
+    run = dataclasses.replace(run, channels_last=True)
+    spec = DataSpec(("a", "b"), 3, (32, 32), (0.0,) * 3, (1.0,) * 3)
+    with FakeTensorMode(), torch.device("cuda"):
+        network = nn.Sequential(nn.Conv2d(3, 64, 7, 2), nn.BatchNorm2d(64), make_pool(ResNetConfig()))
+        assert not any(choose_kernels(network, recipe, run, spec, World(size=ranks)))
+    assert check.runs == runs

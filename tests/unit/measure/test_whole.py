@@ -13,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-from sightline import config
+from sightline import cli, config
 from sightline.errors import SightlineError, UsageError
 from sightline.measure import benchmark, whole
 
@@ -70,8 +70,6 @@ def test_whole_stands_alone(other):
 @pytest.mark.slow  # four processes that import torch
 def test_whole_runs_are_measured_beside_the_plain_loop(tmp_path: Path, capsys):
     from PIL import Image
-
-    from sightline import cli
 
     for split in ("train", "val"):
         for name in ("a", "b"):
@@ -180,6 +178,14 @@ def test_a_recipe_without_a_plain_loop_runs_alone_and_says_why(tmp_path: Path, m
         assert said[0].startswith(f"no plain loop beside it: {reason}") and result["peer"] in said[0]
         assert [row["name"] for row in result["whole"]] == [whole.OURS] * 2
     assert len(processes.commands) == 4
+
+
+def test_the_command_prints_what_it_measured(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(whole, "subprocess", Processes())
+    flags = ["--run.device=cpu", "--data.path=synthetic:samples=8", "--out", str(tmp_path / "out")]
+    assert cli.main(["benchmark", "demo_detection", "--whole", *flags]) == 0
+    (file,) = (tmp_path / "out").iterdir()
+    assert capsys.readouterr().out.endswith(whole.as_text(json.loads(file.read_text())) + "\n")
 
 
 def test_the_whole_table():

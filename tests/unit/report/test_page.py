@@ -494,3 +494,34 @@ def test_a_long_line_is_averaged_and_a_short_one_has_dots_with_their_values():
     few = line_chart({"loss": [(n, n / 3) for n in range(40)]})
     assert few.count("<circle") == 40 and "<title>step 39: 13</title>" in few
     assert line_chart({"loss": [(n, n / 3) for n in range(41)]}).count("<circle") == 0
+
+
+def noise(size: int) -> str:
+    """A JPEG of about so many letters in base64, whose noise cannot be packed; never more."""
+    side = int((size / 1.4) ** 0.5)
+    while True:
+        packed = io.BytesIO()
+        Image.effect_noise((side, side), 200).convert("RGB").save(packed, "JPEG", quality=95, subsampling=0)
+        letters = base64.b64encode(packed.getvalue()).decode()
+        if len(letters) <= size:
+            return letters
+        side = int(side * 0.97)
+
+
+def test_samples_and_drawings_have_half_of_the_bytes_of_a_page_each(tmp_path: Path):
+    run = write_run(tmp_path / "run")
+    facts = {"format": 1, "fingerprint": "f", "classes": [], "network": "8 x 6", "splits": {}, "drawn": "all"}
+    (run / "data.json").write_text(json.dumps(facts))
+    scores = json.loads((run / "scores-best.json").read_text())
+    scores["worst"] = [{"index": number, "name": f"{number}.jpg"} for number in (1, 2, 3)]
+    (run / "scores-best.json").write_text(json.dumps(scores))
+    sheet, large, small = noise(1_000_000), noise(800_000), noise(240_000)
+    assert min(map(len, (sheet, large, small))) > 200_000 and len(sheet) > 2**21 // 3 and len(large) > 2**21 // 3
+    (run / "samples.jpg").write_bytes(base64.b64decode(sheet))
+    drawings = {"1": {"image": large}, "2": {"image": large}, "3": {"image": small}}
+    (run / "drawings.json").write_text(json.dumps({"step": 3, "drawings": drawings}))
+    html = page_of(run)
+    assert [html.count(each) for each in (sheet, large, small)] == [1, 1, 1], "what no longer fits is left out"
+    assert len(html) < 3 * 2**20
+    both = page_of(run, write_run(tmp_path / "other"), out=tmp_path / "both.html")
+    assert [both.count(each) for each in (sheet, large, small)] == [0, 0, 1], "of two runs each has half"
