@@ -239,3 +239,10 @@ def test_advice_on_a_loader_of_tensors_knows_workers_and_the_last_batch(
     advice = [each["what"] for each in json.loads(capsys.readouterr().out)["advice"]]
     last = f"the last batch {says}: a noisier step, and other shapes to compile"
     assert advice == ([last] if says else [])  # tensors in memory need no workers
+
+
+@pytest.mark.parametrize(
+    "line", ["make = torch.zeros", "f = torch.utils.data.DataLoader", "from torch import ones", "dict(f=ce.load)"]
+)
+def test_what_matters_by_its_arguments_alone_is_nothing_where_it_is_named(line: str, table, tmp_path: Path):
+    assert found(line, table, tmp_path) == []

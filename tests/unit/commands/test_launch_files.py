@@ -182,7 +182,8 @@ def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("user", "asked", "allowed"), [(0, False, True), (1000, False, False), (1000, True, True)])
 def test_root_may_start_mpirun_and_others_may_write_its_command(user, asked, allowed, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    options = LaunchOptions(hosts="a:8,b:8", launcher="mpirun", mpi=mpi.MpiOptions(root=asked))
+    given = mpi.MpiOptions(root=True) if asked else mpi.MpiOptions()
+    options = LaunchOptions(hosts="a:8,b:8", launcher="mpirun", mpi=given)
     assert ("--allow-run-as-root" in text_of(options).split()) is allowed
 
 

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from sightline import config
+from sightline import __version__, config
 from sightline.commands import launch_check as check
 from sightline.commands import launch_hosts as command
 from sightline.commands.launch_hosts import LaunchOptions, make_plan
@@ -217,3 +218,72 @@ def test_a_name_that_nobody_knows_cannot_be_reached():
         "open it in the firewall, or look at the name",
     )
     assert found.found.startswith("port 29500: ")
+
+
+SEEN = '{"python": "3.13", "version": "%s", "interfaces": ["eth1", "lo"], "free": true}'
+WELL = 'read line && exit 9; [ "$(pwd)" = / ] || exit 8; echo motd; '
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        (f"{WELL} echo '{SEEN % __version__}'", [
+            ("ssh", "reached, Python 3.13", ""),
+            ("sightline", __version__, ""),
+            ("interface", "eth", ""),
+            ("port", "29500 is free", ""),
+        ]),
+        (rf"{WELL} echo '{SEEN % '0.1'}' | sed s/true/false/g\;s/eth/ib/", [
+            ("ssh", "reached, Python 3.13", ""),
+            ("sightline", "0.1", f"install sightline {__version__} for py there"),
+            ("interface", "no eth", "it has ib1, lo; name one of them with --interfaces"),
+            ("port", "29500 is in use", "choose another with --port"),
+        ]),
+        ("echo no >&2; echo never; echo 'not you' >&2; exit 5", [
+            ("ssh", "exit code 5: not you", "`ssh -p 22 a` must work without a question"),
+        ]),
+        ("echo 'said here'; exit 5", [
+            ("ssh", "exit code 5: said here", "`ssh -p 22 a` must work without a question"),
+        ]),
+        ("exit 5", [("ssh", "exit code 5: nothing", "`ssh -p 22 a` must work without a question")]),
+        ("echo hello", [("ssh", "unexpected output: 'hello\\n'", "silence its shell profile")]),
+        ("true", [("ssh", "unexpected output: ''", "silence its shell profile")]),
+        ("sleep 9", [("ssh", "no answer in 0.3 s", "look at the host")]),
+    ],
+    ids=range(8),
+)  # fmt: skip
+def test_a_host_is_asked_at_the_root_of_its_files_and_types_nothing(stub, monkeypatch, script: str, found: list):
+    _, plan = plan_of("ssh", hosts="a:1,b:1", interfaces="eth", port=29500, python="py")
+    monkeypatch.setattr(check, "PROBE_TIMEOUT_S", 0.3 if "sleep" in script else 20)
+    stub("ssh", script)
+    seen = check._examine_host(plan, plan.hosts[0], True)
+    assert [(each.what, each.found, each.remedy) for each in seen] == found and {each.host for each in seen} == {"a"}
+    if len(found) == 4:  # only the first host listens
+        assert [each.what for each in check._examine_host(plan, plan.hosts[1], True)] == [
+            "ssh",
+            "sightline",
+            "interface",
+        ]
+    if script == "exit 5":
+        monkeypatch.setenv("PATH", "/nowhere")
+        [missing] = check._examine_host(plan, plan.hosts[0], True)
+        assert missing == check.HostCheck(
+            "a", "ssh", "ssh is not installed here", "install it, or name it with --python"
+        )
+
+
+def test_the_way_to_the_first_host_is_open_where_nobody_listens():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        _, plan = plan_of("ssh", hosts="127.0.0.1:1,b:1", port=port)
+        taken = check.HostCheck("127.0.0.1", "way", f"something answers at port {port}", "choose another with --port")
+        assert check._reach(plan) == taken
+    assert check._reach(plan) == check.HostCheck("127.0.0.1", "way", f"port {port} can be reached from here", "")
+
+
+def test_findings_are_a_line_each():
+    found = [check.HostCheck("a", "way", "open"), check.HostCheck("b" * 20, "interface", "none", "name one")]
+    assert check.as_text(found).splitlines() == [
+        "ok    a                way        open",
+        f"fail  {'b' * 20} interface  none  -> name one",
+    ]

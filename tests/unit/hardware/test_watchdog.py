@@ -1,8 +1,9 @@
 """The time after which a rank counts as hung; tests/distributed/test_hang.py tests what happens then."""
 
+import json
+import threading
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,17 +101,53 @@ def test_a_rank_that_hears_the_alarm_writes_its_stacks_once_and_says_where_it_is
     assert words[1]["place"].endswith(tuple("0123456789")) and "() of " in words[1]["place"]
 
 
-@pytest.mark.parametrize("counts", [True, False])
-def test_a_rank_tells_where_it_is_and_its_collectives_where_they_are_counted(monkeypatch, counts):
-    """Not every backend counts them."""
+class Refusing:
+    """A group, or a store, that answers nothing: another backend, or who held it has gone."""
 
-    def number() -> int:
-        if not counts:
-            raise RuntimeError("no sequence numbers")
-        return 5
+    def __getattr__(self, name: str):
+        def refuse(*given):
+            raise RuntimeError(name)
 
-    group = SimpleNamespace(_get_sequence_number_for_group=number)
-    monkeypatch.setattr(watchdog.dist, "group", SimpleNamespace(WORLD=group))
-    found = Watchdog._place(SimpleNamespace(world=SimpleNamespace(side_group=group)))  # type: ignore[arg-type]
-    assert found.pop("place").startswith("_place() of watchdog.py:")  # the main thread asks itself here
-    assert found == ({"collectives": 10} if counts else {})
+        return refuse
+
+
+def test_a_backend_that_does_not_count_leaves_the_place():
+    ours = Watchdog(World(), 5.0, print, print, "")
+    ours.world = World(side_group=Refusing())
+    here = ours._place()
+    assert list(here) == ["place"] and here["place"].startswith(
+        "test_a_backend_that_does_not_count_leaves_the_place() of test_watchdog.py:"
+    )
+    assert list(Watchdog(World(), 5.0, print, print, "")._place()) == ["place", "collectives"]
+
+
+def test_a_store_that_has_gone_is_no_error_and_leaves_only_what_is_known_here():
+    _, ours = two_ranks()
+    ours._store = Refusing()
+    ours._leave_word({"place": "here"})
+    ours._raise_alarm()
+    assert ours._alarm_is_raised() is False
+    assert list(ours._hear(5.0)) == [1] and "() of " in ours._hear(5.0)[1]["place"]
+
+
+@pytest.mark.parametrize(("rank", "has_answered"), [(0, False), (0, True), (1, False)])
+def test_a_hung_rank_tells_once_and_leaves_with_exit_8(rank: int, has_answered: bool, monkeypatch: pytest.MonkeyPatch):
+    """The one with the lowest number reports, and leaves last: it may hold the store."""
+    told, lost, ended, slept = [], [], [], []
+    monkeypatch.setattr(watchdog.os, "_exit", ended.append)
+    monkeypatch.setattr(watchdog.time, "sleep", lambda seconds: slept.append(seconds))
+    store = dist.HashStore()
+    ours = Watchdog(World(rank=rank, size=2, store=store), 5.0, told.append, lambda *more: lost.append(more), "logs/")
+    other = {"place": "f() of a.py:3", "collectives": 1}
+    store.set(f"words/{1 - rank}", json.dumps(other))
+    before = set(threading.enumerate())
+    ours._end("no step was done in 9 s", has_answered)
+    for timer in set(threading.enumerate()) - before:
+        if isinstance(timer, threading.Timer):
+            assert timer.daemon and (timer.interval, timer.args) == (watchdog.LEAVE_S, (8,))
+            timer.cancel()
+    assert told == ([] if has_answered else ["no step was done in 9 s"]) and ended == [8]
+    [(said, is_reported)] = lost
+    assert said.startswith("no step was done in 9 s: ") and is_reported is (rank == 0)
+    assert said.endswith("; the stacks of all ranks are in logs/; if the step is only slow, raise --run.timeout-s")
+    assert (watchdog.FAREWELL_S in slept) is (rank == 0)

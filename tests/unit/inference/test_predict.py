@@ -2,6 +2,9 @@
 
 import functools
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +152,22 @@ def test_inputs_that_cannot_be_read_are_named_three_at_most(run: Path, tmp_path:
         text = str(refused.value)
         assert f"{count} of {count + 1} inputs cannot be read (" in text
         assert [f"{number}.jpg" in text for number in range(count)] == [number < 3 for number in range(count)]
+
+
+def test_a_signal_ends_the_prediction_after_the_batch_at_hand(run: Path, tmp_path: Path, monkeypatch, capsys):
+    seen, predict_batch = [], checkpoints.Trained.predict
+
+    def predicted(self, *given):
+        seen.append(given)
+        if len(seen) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # until the thread that answers signals has taken it
+        return predict_batch(self, *given)
+
+    monkeypatch.setattr(checkpoints.Trained, "predict", predicted)
+    words = ["predict", str(run), str(run.parent / "images"), "--out", str(tmp_path), "--train.global-batch=4"]
+    assert cli.main([*words, *HERE, "--data.on-bad-sample=skip"]) == 143
+    document = json.loads((tmp_path / "predictions.json").read_text())
+    assert len(seen) == 2 and [row["file"] for row in document["files"]] == [f"{n:02d}.jpg" for n in range(7)]
+    assert [row["file"] for row in document["unreadable"]] == ["07.jpg"]
+    assert f"stopped after 7 of 20 files; {tmp_path / 'predictions.json'} " in capsys.readouterr().out

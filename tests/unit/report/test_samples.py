@@ -1,5 +1,8 @@
 """Samples of a training batch and their sheet: shares of mixed labels, chosen slices, channels, captions."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +10,9 @@ from PIL import Image, ImageDraw
 
 from sightline.drawing.findings import GROUND, colour_of
 from sightline.drawing.slices import outline_colour
+from sightline.errors import UsageError
 from sightline.parts import DataSpec, Finding
-from sightline.report import samples as page_of_samples
+from sightline.report import samples
 from sightline.report.by_task import SeenSample, seen
 from sightline.report.samples import Drawn, pixels_of, sheet
 from sightline.tasks.classification import Classification, MultiLabel
@@ -249,13 +253,84 @@ def test_every_row_is_as_high_as_the_longest_caption_needs():
         assert sheet(Drawn(SPEC, samples=some, names=["a"] * 2), "title").height == alone
 
 
-def test_black_and_white_are_percentiles_of_all_values_or_those_of_the_data():
-    """Every value counts where there are few; NumPy's percentiles are the reference."""
-    values = np.random.default_rng(0).normal(3.0, 2.0, (2, 1, 8, 8)).astype(np.float32)
-    own = DataSpec(("a", "b"), 1, (8, 8), (), ())
-    drawn = Drawn(own, samples=[SeenSample(values[0])], draws=[SeenSample(values[1])])
-    assert page_of_samples._window(drawn) == pytest.approx(tuple(np.percentile(values, (0.5, 99.5))))
-    flat = Drawn(own, samples=[SeenSample(np.full((1, 8, 8), 5.0, np.float32))])
-    assert page_of_samples._window(flat) == pytest.approx((5.0, 5.0 + 5e-6), rel=1e-9)
-    clipped = DataSpec(("a", "b"), 1, (8, 8), (100.0,), (50.0,), clip=(-100.0, 300.0))
-    assert page_of_samples._window(Drawn(clipped)) == (-4.0, 4.0)
+def scan(values: np.ndarray) -> SeenSample:
+    return SeenSample(np.asarray(values, np.float32).reshape(1, 1, -1), ())
+
+
+def test_brightness_is_that_of_all_values_or_of_some_of_very_many(monkeypatch: pytest.MonkeyPatch):
+    spec = DataSpec(("none", "some"), 1, (1, 4), (0.0,), (1.0,))
+    every = np.tile([0.0, 10.0], 500)
+    assert samples._window(Drawn(spec, samples=[scan(every)])) == (0.0, 10.0)
+    assert samples._window(Drawn(spec, [scan(every * 9)], [scan(every)])) == (0.0, 90.0), "of drawn ones too"
+    ramp = np.arange(1000.0)
+    assert samples._window(Drawn(spec, samples=[scan(ramp)])) == pytest.approx((4.995, 994.005))
+    monkeypatch.setattr(samples, "_SAMPLED", 500)
+    assert samples._window(Drawn(spec, samples=[scan(every)])) == (0.0, 1e-6)  # every second one
+    monkeypatch.setattr(samples, "_SAMPLED", 501)
+    assert samples._window(Drawn(spec, samples=[scan(every)])) == (0.0, 10.0)
+    assert samples._window(Drawn(spec, samples=[scan(np.full(9, 2e6))])) == pytest.approx((2e6, 2e6 + 2), abs=1e-3)
+    clipped = DataSpec(("none", "some"), 1, (1, 4), (10.0,), (5.0,), clip=(-20.0, 80.0))
+    assert samples._window(Drawn(clipped, samples=[scan(every)])) == (-6.0, 14.0)
+
+
+@pytest.mark.parametrize(
+    ("sides", "size"), [((4, 2), (100, 200)), ((2, 4), (200, 100)), ((1, 900), (200, 1)), ((900, 1), (1, 200))]
+)
+def test_a_tile_has_two_hundred_pixels_on_its_longer_side(sides: tuple[int, int], size: tuple[int, int]):
+    assert samples._tile(plain((9, 9, 9), sides=sides), SPEC, (0.0, 1.0)).size == size
+
+
+def test_outlines_of_boxes_are_two_pixels_between_dark_ones(monkeypatch: pytest.MonkeyPatch):
+    drawn = []
+    monkeypatch.setattr(
+        ImageDraw.ImageDraw, "rectangle", lambda self, box, outline, width: drawn.append((box, outline, width))
+    )
+    boxes = (0.1, 0.2, 0.6, 0.7), (0.5, 0.5, 0.5, 0.5)
+    labels = [Finding("dog", 2, 1.0, boxes[0]), Finding("none", 1, 1.0), Finding("cat", 1, 1.0, boxes[1])]
+    samples._draw_boxes(Image.new("RGB", (200, 100)), labels)
+    assert drawn == [
+        ((pytest.approx(19.0), 19.0, 120.0, pytest.approx(70.0)), (16, 16, 16), 4),
+        ((pytest.approx(20.0), 20.0, 119.0, pytest.approx(69.0)), colour_of(2), 2),
+        ((99.0, 49.0, 103.0, 53.0), (16, 16, 16), 4),  # at least three pixels
+        ((100.0, 50.0, 102.0, 52.0), colour_of(1), 2),
+    ]
+
+
+def test_planes_side_by_side_are_about_as_wide_as_high():
+    planes = np.arange(1, 6)[:, None, None] * np.ones((5, 1, 2), int)
+    assert samples._side_by_side(planes).tolist() == [[1, 1, 2, 2, 3, 3], [4, 4, 5, 5, 0, 0]]
+    assert samples._side_by_side(planes[:4]).tolist() == [[1, 1, 2, 2], [3, 3, 4, 4]]
+    assert samples._side_by_side(planes[:1]).tolist() == [[1, 1]]
+
+
+def test_only_a_sheet_of_ours_is_replaced_and_only_names_of_images_are_taken(tmp_path: Path):
+    path = tmp_path / "a.png"
+    samples.refuse_other_file(path)
+    path.write_bytes(b"an image" + samples.MARK)
+    samples.refuse_other_file(path)
+    path.write_bytes(b"an image" + samples.MARK + b"of another")
+    with pytest.raises(UsageError, match="a.png exists and is not a sheet of `sightline show`; delete it, or"):
+        samples.refuse_other_file(path)
+    assert samples.encoder_of(Path("A.JPG")) is samples.encoder_of(Path("b.jpg")) and samples.encoder_of(path)
+    with pytest.raises(UsageError, match="^--out a.txt is not a name of an image; give one that ends in .*png"):
+        samples.encoder_of(Path("a.txt"))
+
+
+def test_a_sheet_loads_what_fills_it_and_fewer_of_what_is_large():
+    def items(*sides: int) -> int:
+        return samples._affordable(SimpleNamespace(layout={"image": (sides, "float32")}), 1000)
+
+    assert [
+        items(1, 1, 1),
+        items(4, 10),
+        items(10, 10),
+        items(
+            125,
+        ),
+        items(200, 9),
+        items(0),
+    ] == [24, 24, 10, 8, 6, 24]
+    assert samples._FirstRows(SimpleNamespace(batch=lambda step: (np.arange(5), 9 - np.arange(5))), 2).batch(0)[
+        1
+    ].tolist() == [9, 8]
+    assert [each.tolist() for each in samples._Draws(7).batch(3)] == [[3], [7]] and samples.never() is False
