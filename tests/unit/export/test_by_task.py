@@ -86,3 +86,18 @@ def test_masks_of_another_size_do_not_fit(size: tuple):
 def test_what_is_not_compared_may_be_anything():
     assert misfit(Outputs(("logits",), lambda model, image: (image,)), [FLOATS(5)], 2, SPEC) == ""
     assert [outputs_of(task).decodes for task in (DetectionConfig(), ClassificationConfig())] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("task", "raw", "found", "said"),
+    [
+        (MaskConfig(), False, [FLOATS(2, 3, 6, 6)], "logits of shape (2, 3, 6, 6), expected (2, 3, 6, 5)"),
+        (SegmentationConfig(), True, [FLOATS(2, 4, 6, 5)], "logits of shape (2, 4, 6, 5), expected (2, 3, 6, 5)"),
+        (DetectionConfig(), True, [FLOATS(2, 9, 3), FLOATS(2, 9, 4), FLOATS(9, 4)], "expected (2, 9, 4)"),
+        (DetectionConfig(), True, [FLOATS(2, 9, 4), FLOATS(2, 9, 5), FLOATS(9, 4)], "expected (2, 9, 4)"),
+        (DetectionConfig(), True, [FLOATS(2, 9, 4), FLOATS(2, 8, 4), FLOATS(9, 4)], "expected (2, 9, 4)"),
+        (DetectionConfig(), True, [FLOATS(2, 9, 4), FLOATS(2, 9, 4), FLOATS(8, 4)], "expected (9, 4)"),
+    ],
+)
+def test_masks_and_raw_detections_that_do_not_fit(task, raw: bool, found: list, said: str):
+    assert misfit(outputs_of(task, raw), found, 2, SPEC).endswith(said)

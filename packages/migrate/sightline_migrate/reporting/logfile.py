@@ -133,7 +133,7 @@ class ProcessLog:
         if self in _logs:
             self.close()
             atexit.unregister(self.close)
-            record.listeners.remove(self.listen)
+            self._stop_listening()
             _logs.remove(self)
             self._close_file()
 
@@ -272,9 +272,12 @@ class ProcessLog:
 
     def _give_up(self, error: Exception) -> None:
         record.say(f"logging stopped, {self.folder}: {error}")
-        if self.listen in record.listeners:
-            record.listeners.remove(self.listen)
+        self._stop_listening()
         self.is_closed = True
+
+    def _stop_listening(self) -> None:
+        if self.listen in record.listeners:  # it has not given up before
+            record.listeners.remove(self.listen)
 
 
 _logs: list[ProcessLog] = []
