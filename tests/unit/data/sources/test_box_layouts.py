@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from sightline.data.formats import coco
-from sightline.data.sources import SourceOptions, open_boxes, voc
+from sightline.data.sources import SourceOptions, open_boxes, voc, yolo
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.plain_yaml import to_text
 
@@ -616,3 +616,42 @@ def test_too_few_images_to_split_are_refused(data, tmp_path):
     MADE["coco_json"](tmp_path / "one.json", data["train"][:1], MADE["classes_of"](data))
     with pytest.raises(BadData, match="has 1 images; at least 2 are needed"):
         open_boxes("auto", str(tmp_path), "train")
+
+
+MANY = {number: f"c{number}" for number in range(12)}  # as texts 10 comes before 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, ()),
+        ({"nc": 1}, ()),
+        ({"nc": yolo.MAX_CLASSES}, ()),
+        ({"nc": 0}, "nc is 0, expected the number of classes, 1 to 10000"),
+        ({"nc": yolo.MAX_CLASSES + 1}, "nc is 10001, expected"),
+        ({"nc": True}, "nc is .*, expected the number"),
+        ({"nc": "2"}, "nc is .*, expected the number"),
+        ({"names": ["a", 2, 1.5]}, ("a", "2", "1.5")),
+        ({"names": MANY}, tuple(MANY.values())),
+        ({"names": dict(reversed(MANY.items()))}, tuple(MANY.values())),
+        ({"names": {**MANY, 12: "x", 14: "y"}}, "names are numbered .*, expected 0 to 13"),
+        ({"names": {1: "a", 2: "b"}}, "names are numbered .*, expected 0 to 1"),
+        ({"names": {"a": 0, 1: "b"}}, "names are numbered .*, expected 0 to 1"),
+        ({"names": []}, "names is .*, expected a list of names"),
+        ({"names": {}}, "names is .*, expected a list of names"),
+        ({"names": ["a", ""]}, "names is .*, expected a list of names"),
+        ({"names": ["a", None]}, "names is .*, expected a list of names"),
+        ({"names": "a"}, "names is .*, expected a list of names"),
+        ({"names": ["no", False]}, "the name False was read as true or false; quote it"),
+        ({"names": ["a", "\ud800"]}, "holds half characters; write them out"),
+        ({"names": ["a", "b"], "nc": 2}, ("a", "b")),
+        ({"names": ["a", "b"], "nc": 3}, "nc is 3, but names has 2; correct one of them"),
+    ],
+    ids=str,
+)
+def test_names_of_classes(values: dict, expected: tuple | str):
+    if isinstance(expected, tuple):
+        assert yolo._class_names(Path("data.yaml"), values) == expected
+    else:
+        with pytest.raises(BadData, match=f"^data.yaml: .*{expected}"):
+            yolo._class_names(Path("data.yaml"), values)
