@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.inference.findings import boxes_found, classes_found, labels_found
+from sightline.inference.findings import boxes_found, classes_found, labels_found, labels_of, true_boxes
 from sightline.parts import DataSpec, Finding
 
 SPEC = DataSpec(("ant", "bee", "cat"), 3, (8, 8), (0.5,) * 3, (0.2,) * 3)
@@ -72,3 +72,22 @@ def test_what_has_exactly_the_threshold_is_shown():
     scores = torch.tensor([[0.75, 0.25, 0.0], [0.5, 0.25, 0.125]])
     found = boxes_found(BOXES.nan_to_num(0), scores, LABELS, SPEC, top=9, threshold=0.25)
     assert [[each.score for each in row] for row in found] == [[0.75, 0.25], [0.5, 0.25]]
+
+
+def test_annotated_boxes_are_shares_of_their_files():
+    boxes = torch.tensor(
+        [[[10.0, 20.0, 30.0, 40.0], [0.0, 0.0, 0.0, 0.0]], [[0.0, 0.0, 50.0, 100.0], [1.0, 2.0, 3.0, 4.0]]]
+    )
+    labels, height, width = torch.tensor([[2, 0], [1, 3]]), torch.tensor([100, 200]), torch.tensor([200, 50])
+    found = true_boxes(boxes, labels, height, width, SPEC)
+    assert found == [
+        [Finding("bee", 2, 1.0, (0.05, 0.2, 0.2, 0.6))],
+        [Finding("ant", 1, 1.0, (0.0, 0.0, 1.0, 0.5)), Finding("cat", 3, 1.0, (0.02, 0.01, 0.08, 0.03))],
+    ]
+    numbered = DataSpec(SPEC.classes, 3, (8, 8), SPEC.mean, SPEC.std, (7, 8, 90))
+    assert [row[0].class_id for row in true_boxes(boxes, labels, height, width, numbered)] == [8, 7]
+
+
+def test_labels_of_a_mix_are_the_largest_part_first():
+    found = labels_of(torch.tensor([[0.25, 0.0, 0.75], [0.0, 0.0, 0.0]]), SPEC)
+    assert found == [[Finding("cat", 2, 0.75), Finding("ant", 0, 0.25)], []]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from sightline.errors import BadSample, DiskError
-from sightline.inference.predictions import Predictions, _as_csv, _drawing_names
+from sightline.inference.predictions import Predictions, _as_csv, _as_json, _drawing_names, as_lines
 from sightline.inference.reporter import PredictJob
-from sightline.parts import DataSpec, PredictOptions
+from sightline.parts import DataSpec, Finding, PredictOptions
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,23 @@ def test_what_was_written_beside_a_failed_write_is_listed(tmp_path: Path, failin
     written = {path.name for path in out.iterdir()}
     assert written == set(names) - failing - {"9"} == reporter.found()["rows"].keys()
     assert [row["file"] for row in reporter.unreadable] == ["9"]
+
+
+def test_lines_on_the_terminal_are_one_of_classes_or_one_a_box():
+    classes = [{"class": "cat", "id": 1, "score": 0.98765}, {"class": "dog", "id": 2, "score": 0.01}]
+    assert as_lines({"file": "a.jpg", "found": classes}) == ["a.jpg  cat 0.9877  dog 0.0100"]
+    assert as_lines({"file": "a.jpg", "found": []}) == ["a.jpg  nothing found"]
+    boxes = [{**classes[0], "box": [1.4, 2.6, 10.0, 20.25]}, {**classes[1], "box": [0, 0, 5, 6]}]
+    assert as_lines({"file": "b.jpg", "width": 64, "height": 48, "found": boxes}) == [
+        "b.jpg  64x48  2 found",
+        "  0.988 (1) cat  (1, 3) (11, 23)",
+        "  0.010 (2) dog  (0, 0) (5, 6)",
+    ]
+
+
+def test_a_finding_is_in_pixels_of_its_file_with_two_digits():
+    box = (0.1, 0.25, 0.333, 0.75)
+    assert _as_json(Finding("cat", 7, 0.5, box), 200, 101) == {
+        "class": "cat", "id": 7, "score": 0.5, "box": [20.0, 25.25, 46.6, 50.5],
+    }  # fmt: skip
+    assert _as_json(Finding("cat", 7, 0.5), 200, 101) == {"class": "cat", "id": 7, "score": 0.5}
