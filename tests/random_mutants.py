@@ -438,12 +438,27 @@ def pytest_configure(config: object) -> None:
         os.environ["MUTANTS_TEST"] = str(Path(os.environ["MUTANTS_TRACE"], f"test-{os.getpid()}"))
         _tracer = traced.trace()
         warm.start = functools.partial(_start_traced, warm.start)
+        warm.once = functools.partial(_once_traced, warm.once)
 
 
 def _start_traced(
     start: Callable[..., object], *words: object, environ: dict[str, str] | None = None, **how: object
 ) -> object:
     return start(*words, environ={**(environ or {}), "MUTANTS_TEST": os.environ["MUTANTS_TEST"]}, **how)
+
+
+def _once_traced(once: Callable[..., object], factory: object, name: str, make: Callable[[Path], object]) -> object:
+    """What a test makes for others, too, is run by its whole file."""
+
+    def made(folder: Path) -> None:
+        test = Path(os.environ["MUTANTS_TEST"]).read_text("utf-8")
+        _name_test(test.partition("::")[0])
+        try:
+            make(folder)
+        finally:
+            _name_test(test)
+
+    return once(factory, name, made)
 
 
 _tracer = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm import once as make_once
+import warm as warmed
 from warm import python
 
 REPO = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def start() -> Run:
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """once(name, make): the folder that `make(folder)` filled, for all test processes."""
-    return lambda name, make: make_once(tmp_path_factory, name, make)
+    return lambda name, make: warmed.once(tmp_path_factory, name, make)
 
 
 @pytest.fixture
