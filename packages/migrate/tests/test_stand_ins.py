@@ -489,3 +489,26 @@ def test_a_weight_without_a_gradient_keeps_no_other_from_its_step(apex: Any, nam
     weights[0].grad, weights[2].grad = torch.ones(2), torch.ones(2)
     optimizer.step()
     assert (weights[1] == 1).all() and (weights[0] < 1).all() and torch.equal(weights[0], weights[2])
+
+
+@pytest.mark.usefixtures("_no_pynvml")
+def test_the_load_of_an_accelerator_is_its_own_and_refused_where_it_has_none(on_cpu: Start, monkeypatch):
+    on_cpu()
+    import pynvml
+
+    from sightline_migrate.stand_ins import pynvml as ours
+
+    native = {"utilization": lambda handle: 40 + handle, "temperature": lambda handle: 60.9 + handle}
+    target = SimpleNamespace(is_cpu=False, name="xpu", native=native.get)
+    memory = SimpleNamespace(target=target, mem_get_info=lambda handle: (250, 1000), device_count=lambda: 2)
+    monkeypatch.setattr(ours, "_runtime", lambda: memory)
+    assert vars(pynvml.nvmlDeviceGetUtilizationRates(1)) == {"gpu": 41, "memory": 75}
+    assert pynvml.nvmlDeviceGetTemperature(1, pynvml.NVML_TEMPERATURE_GPU) == 61
+    assert vars(pynvml.nvmlDeviceGetMemoryInfo(0, 2)) == {
+        "total": 1000, "free": 250, "used": 750, "reserved": 0, "version": 2,
+    }  # fmt: skip
+    native.clear()
+    for name in ("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature"):
+        with pytest.raises(pynvml.NVMLError_NotSupported, match=f"pynvml.{name} is not available on xpu; use"):
+            getattr(pynvml, name)(0)
+    assert str(pynvml.NVMLError(7)) == "NVML error 7" and pynvml.NVMLError().value == 999

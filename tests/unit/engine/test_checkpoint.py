@@ -1,5 +1,6 @@
 """Checkpoints: what is written, found, kept and refused. Damage and crashes are in tests/faults."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import torch
 
 from sightline.engine import checkpoint
 from sightline.engine.checkpoint import FORMAT, Checkpoints, find, read
+from sightline.engine.progress import TrainProgress
 from sightline.errors import BadCheckpoint
 
 TENSORS = {
@@ -253,3 +255,47 @@ def test_a_checkpoint_that_a_crash_left_between_two_renames_is_found(checkpoints
     found = checkpoints.newest()
     assert found is not None and found[2] == path and found[1]["progress"] == {"step": 3}
     assert checkpoints.names() == [path.name]
+
+
+def evaluated(
+    checkpoints: Checkpoints, step: int, top1: float | None, loss: float = 1.0, scored: int | None = None
+) -> None:
+    scored = step if scored is None else scored
+    found = TrainProgress(step=step, scores={"top1": top1, "loss": loss}, scored_step=scored)
+    checkpoints.save(step, TENSORS, {**STATE, "progress": dataclasses.asdict(found)}, -1)
+
+
+def test_a_lost_best_checkpoint_gives_way_to_the_best_of_the_others(run: Path, told: list[str]):
+    run.mkdir()
+    checkpoints = Checkpoints(run / "checkpoints", keep=9, say=told.append)
+    for step, top1, loss in ((1, 0.5, 1.0), (2, 0.9, 1.0), (3, 0.75, 2.0), (4, 0.75, 1.0), (5, None, 1.0)):
+        evaluated(checkpoints, step, top1, loss)
+    evaluated(checkpoints, 6, 0.99, scored=5)  # of another step
+    found = [progress.step for progress in checkpoints._evaluated("top1")]
+    assert found == [2, 4, 3, 1], "of equal scores that with the lower loss"
+    folder, newest = run / "checkpoints", run / "checkpoints" / "ckpt-00000006"
+    assert checkpoints.damage_of_best(-1, newest) is None and checkpoints.damage_of_best(6, newest) is None
+    assert checkpoints.damage_of_best(2, newest) is None
+    assert checkpoints.damage_of_best(77, newest) is None, "it was never in this folder"
+    (folder / "ckpt-00000002" / "state.json").write_text("{}")
+    damage = checkpoints.damage_of_best(2, newest)
+    assert damage is not None and "ckpt-00000002" in str(damage)
+    best = checkpoints.replace_best(2, damage, "top1")
+    assert (best.step, best.scores["top1"]) == (4, 0.75)
+    assert (folder / "best").read_text() == "ckpt-00000004\n" and not (folder / "ckpt-00000002").exists()
+    moved = "; moved to ckpt-00000002.corrupt. The best is now ckpt-00000004, top1 0.7500"
+    assert told == [f"the best checkpoint is lost: {damage}{moved}"]
+    gone = checkpoints.damage_of_best(2, newest)
+    assert str(gone) == f"{folder / 'ckpt-00000002'} is missing"
+
+
+def test_without_another_that_was_evaluated_the_next_evaluation_sets_the_best(run: Path, told: list[str]):
+    run.mkdir()
+    checkpoints = Checkpoints(run / "checkpoints", keep=9, say=told.append)
+    evaluated(checkpoints, 1, 0.5, scored=0)
+    best = checkpoints.replace_best(7, BadCheckpoint("it is missing"), "top1")
+    assert best == TrainProgress()
+    assert told == [
+        "the best checkpoint is lost: it is missing. No other was evaluated: the next evaluation sets the best, and "
+        "until then evaluate, predict and export use the newest"
+    ]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.hardware import devices, onednn
+from sightline_migrate import onednn as onednn_of_migrate
 
 
 class Standardised(nn.Conv2d):
@@ -121,3 +122,21 @@ def test_the_probe_compares_a_gradient_with_sums_over_all_pixels(factor: float, 
     torch.random.set_rng_state(before)
     assert ended.value.code == code
     assert asked == [(resource.RLIMIT_CORE, (0, 0)), (os.stat(os.devnull).st_rdev, 2)]
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "affected"),
+    [
+        ((8, 9), (2, 3), True), ((9, 8), (2, 3), False), ((8, 8), (2, 3), False), ((9, 9), (2, 3), False),
+        ((8, 9), (1, 3), True), ((9, 9), (2, 1), False), ((8, 9), (1, 1), False),
+    ],
+)  # fmt: skip
+def test_a_stride_must_divide_its_own_side(size: tuple[int, int], stride: tuple[int, int], affected: bool):
+    x, weight = images(*size), torch.zeros(8, 3, 1, 1)
+    for module in (onednn, onednn_of_migrate):
+        assert module.is_affected(x, weight, stride, (0, 0), 1) is affected
+        assert module.is_affected(x, weight, stride, "valid", 1) is affected
+        assert not module.is_affected(x, weight, stride, (0, 1), 1) and not module.is_affected(
+            x, weight, stride, "same", 1
+        )
+        assert module.subsampled(x, stride).shape[-2:] == (-(-size[0] // stride[0]), -(-size[1] // stride[1]))

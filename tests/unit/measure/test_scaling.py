@@ -277,6 +277,40 @@ def test_an_epoch_without_data_is_as_the_recipe_declares_it(bound: SimpleNamespa
     )
 
 
+def test_the_table_says_all_numbers_of_each_row():
+    link = {"name": "nvlink4", "bandwidth": 360e9}
+    epoch = {"epoch_s": 123.456, "evaluate_s": 1.234, "checkpoint_s": 0.056}
+    row = {
+        "devices": 16, "step_s": 0.1234567, "images_per_s": 12345.6, "efficiency": 0.98765, "careful_efficiency": 0.5,
+        "all_reduce_s": 0.0012345, "algorithm": "ring", "limit": "all-reduce", "storage_bytes_per_s": 1.5e9,
+        "epoch": epoch,
+    }  # fmt: skip
+    rounds = {"checkpoint_bytes": 204.8e6, "disk": 1e9, "in_background": True}
+    found = {
+        "cluster": {"inside": link, "between": {"name": "mine", "bandwidth": 12.5e9}, "per_host": 8},
+        "step_s": 0.1, "batch_per_device": 32, "spread": 0.0123, "gradient_bytes": 102.4e6, "buckets": [1, 2, 3],
+        "rows": [row], "rounds": rounds, "sample_bytes": 114_560.0, "sample_bytes_from": "given",
+    }  # fmt: skip
+    first, head, line, last = scaling.as_text(found).splitlines()
+    assert first == (
+        "PREDICTED from one device's step of 100 ms with 32 samples (single steps vary by 1.2%): 102.4 MB of "
+        "gradients in 3 buckets, nvlink4 360 GB/s inside hosts of 8 and mine 12.5 GB/s between hosts; every device "
+        "keeps its batch"
+    )
+    names = (
+        "devices batch step ms img/s efficiency careful all-reduce ms by limit storage GB/s epoch s of it eval, save"
+    )
+    assert head.split() == names.split()
+    assert line.split() == "16 512 123.457 12,346 98.8% 50.0% 1.234 ring all-reduce 1.500 123.5 1.23 0.06".split()
+    assert len(line) == len(head) and line.startswith(" " * 6 + "16" + " " * 6 + "512")
+    assert last == (
+        "careful: steps that vary by at least 5%, as published runs do; storage: 114.6 kB per sample (given); "
+        "checkpoint of 204.8 MB, 0.205 s to write in the background"
+    )
+    waits = {**found, "rounds": {**rounds, "in_background": False}}
+    assert scaling.as_text(waits).endswith("0.205 s to write while all wait")
+
+
 # Against others
 
 
