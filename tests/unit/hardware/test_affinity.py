@@ -209,3 +209,12 @@ def test_a_system_that_cannot_bind_is_reported(monkeypatch):
     with pytest.raises(UsageError, match=r"run.affinity=single: \w+ cannot bind a process to CPUs; use disabled"):
         set_up(*config.load("demo_classification", flags))
     set_up(*config.load("demo_classification", ["--run.device=cpu"]))
+
+
+def test_a_file_of_the_kernel_that_is_gone_or_no_text_says_nothing(tmp_path):
+    path = tmp_path / "list"
+    assert affinity._read(path) == ""
+    path.write_text(" 0-3\n")
+    assert affinity._read(path) == "0-3"
+    path.write_bytes("0-3 é".encode())
+    assert affinity._read(path) == "", "the kernel writes ASCII"
