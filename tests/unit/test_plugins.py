@@ -133,3 +133,26 @@ def test_a_config_file_may_name_an_installed_recipe_and_no_file(install, tmp_pat
         with pytest.raises(UsageError, match="own recipe"):
             config.of_stored({"recipe": name})
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_format_of_another_package_is_found_by_its_name_and_once(install):
+    words = "SUFFIX = '.own'\nABOUT = 'mine'\nRUNS = False\ncheck_installed = write = load = print\n"
+    install(
+        "brings",
+        "[sightline.formats]\nown = own_format\nhalf = half_format\n",
+        own_format=words,
+        half_format="RUNS = 1",
+    )
+    found = formats.find("own")
+    assert (found.__name__, found.SUFFIX) == ("own_format", ".own") and formats.find("own") is found
+    assert plugins.names("formats") == ["half", "own"] and "own" not in formats.names()
+    with pytest.raises(
+        UsageError, match="which does not define SUFFIX, ABOUT, check_installed, write, load; update or"
+    ):
+        formats.find("half")
+    with pytest.raises(
+        UsageError, match=r"^--format odd is unknown; use one of onnx, .*, half \(brings 1.0\), own \(brings"
+    ):
+        formats.find("odd")
+    with pytest.raises(UsageError, match="^no installed package brings 'odd' among its formats; install it, or check"):
+        plugins.load("formats", "odd")

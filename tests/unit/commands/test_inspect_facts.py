@@ -1,5 +1,8 @@
 """The output of `inspect` against published numbers and the fact sheet of the original."""
 
+import dataclasses
+import json
+
 import pytest
 
 from sightline import config
@@ -105,3 +108,65 @@ def test_the_later_ssd_keeps_batch_norms_and_its_first_layers():
     norms = 2 * (7 * 64 + 9 * 128 + 13 * 256) - 2 * 2 * 64
     decays = {group["weight_decay"]: group["parameters"] for group in found["groups"]}
     assert decays == {5e-4: 19_972_534 - frozen - norms, 0.0: norms}
+
+
+def test_facts_are_told_line_by_line():
+    found = {
+        "recipe": "mine", "parameters": 1234567, "forward_gflop": 4.0899, "classes": 10,
+        "groups": [{"weight_decay": 1e-4, "tensors": 54, "parameters": 25000},
+                   {"weight_decay": 0.0, "tensors": 7, "parameters": 3}],
+        "base_lr": {"1": 0.1, "2": 0.1, "8": 0.1}, "config": {"optimizer": {"decay_form": "keras_l2", "lr": 0.05,
+                                                                              "lr_for_batch": 128}},
+        "samples": 1281167, "steps_per_epoch": 5004, "steps": 450360, "lr_at": {"0": 0.1, "5004": 0.012345678},
+        "weights": {"note": "of torchvision", "tensors": [
+            {"state": "loaded", "name": "a.weight", "here": "3x3", "there": "3x3"},
+            {"state": "converted", "name": "conv1.weight", "here": "64x3", "there": "conv1/kernel 3x64"},
+            {"state": "at random", "name": "fc", "here": "10x3", "there": ""},
+            {"state": "unused", "name": "old", "here": "", "there": "5"},
+        ]},
+    }  # fmt: skip
+    lines = [
+        "mine: 1,234,567 parameters, 4.09 GFLOP forward per image, 10 classes",
+        "  25,000 parameters in 54 tensors decay by 0.0001 (keras_l2)",
+        "  3 parameters in 7 tensors decay by 0",
+        "  base rate 0.1 (0.05 per 128 samples), whatever the number of ranks",
+        "  1,281,167 samples, 5004 steps per epoch, 450360 in all",
+        "  learning rate at step 0: 0.1",
+        "  learning rate at step 5004: 0.0123457",
+        "  weights: of torchvision",
+        "  1 tensors loaded, 1 tensors converted, 1 tensors at random, 1 tensors unused (--json lists every one)",
+        "    converted conv1.weight  64x3 <- conv1/kernel 3x64",
+        "    at random fc            10x3 <- -",
+        "    unused    old           - <- 5",
+    ]
+    assert as_text(found, [], False).splitlines() == [*lines, "  every value is the recipe's own"]
+    why = ["train.epochs 3: flag: --epochs", "data.size 64: the data"]
+    assert as_text(found, why, False).splitlines() == [
+        *lines, "  differs from the recipe:", *(f"    {line}" for line in why)
+    ]  # fmt: skip
+    assert json.loads(as_text(found, why, True)) == found
+    plain = {name: value for name, value in found.items() if name not in ("steps", "weights")}
+    plain |= {"base_lr": {"1": 0.1, "2": 0.2}, "config": {"optimizer": {"decay_form": "gradient"}}}
+    assert as_text(plain, [], False).splitlines()[1:] == [
+        "  25,000 parameters in 54 tensors decay by 0.0001",
+        "  3 parameters in 7 tensors decay by 0",
+        "  base rate 0.1 on 1 rank(s), 0.2 on 2 rank(s)",
+        "  every value is the recipe's own",
+    ]
+    alone = {**plain, "base_lr": {"1": 0.1, "2": 0.1}, "weights": {"note": "gone", "tensors": []}}
+    assert as_text(alone, [], False).splitlines()[3:5] == [
+        "  base rate 0.1, whatever the number of ranks",
+        "  weights: gone",
+    ]
+    only = {**plain, "weights": {"note": "x", "tensors": [{"state": "kept", "name": "a", "here": "1", "there": ""}]}}
+    assert "  1 tensors kept\n    kept      a  1 <- -" in as_text(only, [], False)
+
+
+def test_ranks_and_steps_that_cannot_be_are_refused():
+    recipe, run = config.load("resnet50")
+    with pytest.raises(UsageError, match="^--ranks 0 must be at least 1$"):
+        inspect(recipe, run, ranks=0)
+    with pytest.raises(UsageError, match="^--lr-at -3 is not a step; steps are counted from 0$"):
+        inspect(recipe, run, lr_at=[0, -3, -1])
+    with pytest.raises(UsageError, match="^--lr-at needs to know the steps per epoch: give --data.path or"):
+        inspect(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, samples=0)), run, lr_at=[0])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sightline import config
+from sightline.data.classification.config import ClassificationData
 from sightline.engine import compile_cache
 from sightline.engine.compile_cache import INDUCTOR_CACHE, TRITON_CACHE
 from sightline.errors import UsageError
@@ -68,7 +69,10 @@ def test_other_folders_of_torch_are_named(folder, monkeypatch, tmp_path):
     (tmp_path / "chosen").mkdir()
     (tmp_path / "chosen" / "code.py").write_text("x" * 2_000_000)
     monkeypatch.setenv(INDUCTOR_CACHE, str(tmp_path / "chosen"))
+    ranks: list[int] = []
+    monkeypatch.setattr(ClassificationData, "for_ranks", lambda self, count: ranks.append(count) or self)
     said = warmed("--run.compile=on")
+    assert ranks == [1]
     assert said[-1] == f"{tmp_path / 'chosen'}: 1 files, 2 MB"
 
 
