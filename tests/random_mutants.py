@@ -497,6 +497,9 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     stem = Path(bug.file).stem
     elsewhere = [*_naming_constant(bug), *([COPIES] if COPIES in _naming(bug.file) else [])]
     in_turn = dict.fromkeys([*elsewhere, *(test for pair in zip(few, own, strict=True) for test in pair)])
+    if not _is_in_function(bug):  # it ran at import, in whichever test: those that name the module, too
+        files = set(_naming(bug.file))
+        in_turn |= dict.fromkeys(sorted(test for test in known.lines if test.partition("::")[0] in files))
     # Whole files last: one of them alone may take longer than the limit.
     ranked = sorted(
         in_turn,
@@ -513,6 +516,12 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     if "/kernels/" in bug.file and INTERPRETED in in_turn:  # whatever it takes: no other runs what needs Triton
         chosen = [*(test for test in chosen if test != INTERPRETED), INTERPRETED]
     return chosen
+
+
+def _is_in_function(bug: Bug) -> bool:
+    tree = ast.parse((REPO / bug.file).read_text("utf-8"))
+    functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return any(each.body[0].lineno <= bug.line <= (each.end_lineno or 0) for each in functions)
 
 
 def _places(bug: Bug) -> list[tuple[str, int]]:

@@ -163,13 +163,16 @@ def test_a_scheduler_checks_the_file(stub, tmp_path: Path, launcher: str, progra
     assert check.as_text([found]) == f"fail  {'here':16} {program:10} nothing  -> fix what it says"
 
 
-def test_a_launcher_runs_in_the_folder_of_the_plan_and_its_exit_code_counts(stub, handlers, tmp_path: Path):
+def test_a_launcher_runs_in_the_folder_of_the_plan_and_its_exit_code_counts(
+    stub, handlers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     place = tmp_path / "place"
     place.mkdir()
     options, plan = plan_of("mpirun", hosts="localhost:2", env=("MINE=it's $HOME",), folder=str(place))
-    stub("mpirun", f'pwd > {tmp_path}/seen; echo "$PATH" >> {tmp_path}/seen')
+    monkeypatch.setenv("OF_THIS_SHELL", "kept")  # mpirun itself may need what ranks are not told
+    stub("mpirun", f'pwd > {tmp_path}/seen; echo "$PATH" "$MINE" $OF_THIS_SHELL >> {tmp_path}/seen')
     command._run(options, plan, "")
-    assert (tmp_path / "seen").read_text().splitlines() == [str(place), os.environ["PATH"]]
+    assert (tmp_path / "seen").read_text().splitlines() == [str(place), f"{os.environ['PATH']} it's $HOME kept"]
     for end, code in (("exit 5", 5), ("kill -9 $$", 137)):
         stub("mpirun", end)
         with pytest.raises(RankFailed, match="mpirun ended with exit code") as raised:
