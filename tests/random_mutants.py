@@ -498,8 +498,10 @@ def chosen_tests(bug: Bug, known: Map, limit_s: float) -> list[str]:
     elsewhere = [*_naming_constant(bug), *([COPIES] if COPIES in _naming(bug.file) else [])]
     in_turn = dict.fromkeys([*elsewhere, *(test for pair in zip(few, own, strict=True) for test in pair)])
     if not _is_in_function(bug):  # it ran at import, in whichever test: those that name the module, too
-        files = set(_naming(bug.file))
-        in_turn |= dict.fromkeys(sorted(test for test in known.lines if test.partition("::")[0] in files))
+        files = {file for file in _naming(bug.file) if "::" not in file}
+        tests = [test for test in known.lines if test.partition("::")[0] in files]
+        running_none = {test for file in files for test in _digests(REPO / file)} - set(map(_function, tests))
+        in_turn |= dict.fromkeys(sorted({*tests, *running_none}))
     # Whole files last: one of them alone may take longer than the limit.
     ranked = sorted(
         in_turn,
