@@ -581,7 +581,7 @@ def _naming_constant(bug: Bug) -> list[str]:
     names = _given_a_value(ast.Module([each for each in tree.body if isinstance(each, ast.Assign)], []), bug.line)
     page = (REPO / LIMITS[0]).read_text("utf-8") if names else ""
     found = [LIMITS[1]] * any(f"`{_module(bug.file)}.{name}`" in page for name in names)
-    for file in _naming(bug.file) if names else []:
+    for file in (each for each in _naming(bug.file) if names and "::" not in each):
         lines = (REPO / file).read_text("utf-8").splitlines()
         for node in ast.parse("\n".join(lines)).body:
             text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
