@@ -9,9 +9,9 @@ map is kept in .mutants/: changed tests are traced again, lines of the package t
 folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its line, also in a
 process that they fork or start, are run, the most specific first and slow ones last, until one fails or `--limit`
 seconds of tests are used up, as they take on free cores: what none of these notices counts as missed. Of a constant or
-a field the tests of what reads it are run. What runs only in a process that a test kills counts for no test. The
-tests that caught a bug are run once more without one: those that fail then have caught nothing, and their bugs are
-tried again.
+a field the tests of what reads it, and those that name its module, are run. What runs only in a process that a test
+kills counts for no test. The tests that caught a bug are run once more without one: those that fail then have caught
+nothing, and their bugs are tried again.
 
 Left out of the rate, with their numbers: bugs of tests/equivalent_mutants.txt, which nobody could notice, and by rule
 what only a GPU shows (a dropped `device=` of a new tensor, `non_blocking=` or `pin_memory=`, a dropped wait for the

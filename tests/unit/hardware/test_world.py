@@ -6,6 +6,7 @@ import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,3 +150,58 @@ def test_ranks_on_a_host_are_those_the_launcher_tells(monkeypatch):
 def test_the_command_line_reads_ranks_without_torch():
     code = "import sys, sightline.cli; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), True),
+        (RuntimeError("Application timeout caused pair closure"), True),
+        (ValueError("gloo/"), False),
+        (RuntimeError("out of memory"), False),
+        (dist.DistError("a rank"), True),
+        (dist.DistStoreError("no key"), True),
+        (RuntimeError("Wait timeout"), True),
+        (RuntimeError("Timeout waiting for key: a"), True),
+        (RuntimeError("after Wait timeout"), False),
+        (OSError("Wait timeout"), False),
+    ],
+    ids=repr,
+)
+def test_errors_that_mean_that_a_rank_is_lost(error: Exception, is_lost: bool, monkeypatch: pytest.MonkeyPatch):
+    assert world.is_loss(error) is is_lost
+    closed: list[bool] = []
+    monkeypatch.setattr(World, "close", lambda self, is_lost=False: closed.append(is_lost))
+    said: list[str] = []
+    cpu = devices.select("cpu")
+    remedy = "a rank was lost while predicting: its own output says why; give the command again ("
+    with (
+        pytest.raises(PeerLost if is_lost else type(error)) as raised,
+        world.joined(World(), cpu, "predicting", "give the command again", said.append),
+    ):
+        raise error
+    assert closed == [is_lost]
+    assert str(raised.value) == (f"{remedy}{error})" if is_lost else str(error))
+
+
+def test_ranks_that_share_a_device_are_told_and_left_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    closed: list[bool] = []
+    monkeypatch.setattr(World, "close", lambda self, is_lost=False: closed.append(is_lost))
+    said: list[str] = []
+    with world.joined(World(), SimpleNamespace(sharing_note=lambda: "two share it"), "x", "y", said.append) as here:
+        assert here == World() and said == ["two share it"] and closed == []
+    assert closed == [False]
+
+
+def test_the_largest_value_of_one_rank_is_its_own():
+    assert World().largest(7) == 7
+
+
+@pytest.mark.parametrize("name", ["set_timeout", "_set_pg_timeout"])
+def test_the_timeout_is_set_by_whatever_name_torch_has_for_it(name: str, monkeypatch: pytest.MonkeyPatch):
+    told: list[timedelta] = []
+    monkeypatch.delattr(dist, "set_timeout", raising=False)
+    monkeypatch.delattr(dist.distributed_c10d, "_set_pg_timeout", raising=False)
+    monkeypatch.setattr(dist if name == "set_timeout" else dist.distributed_c10d, name, told.append, raising=False)
+    world.set_timeout(timedelta(seconds=3))
+    assert told == [timedelta(seconds=3)]
