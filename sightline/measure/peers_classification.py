@@ -66,7 +66,7 @@ def torchvision_network(name: str, classes: int) -> nn.Module:
     if name == "resnext101_32x4d":  # which torchvision can build but has no name for
         block = torchvision.models.resnet.Bottleneck
         return torchvision.models.ResNet(block, [3, 4, 23, 3], classes, groups=32, width_per_group=4)
-    return torchvision.models.get_model(name, weights=None, num_classes=classes)
+    return torchvision.models.get_model(name, num_classes=classes)
 
 
 def torchvision_twin(model: nn.Module, image: Tensor, classes: int) -> str:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from sightline.data.formats.nifti import read_scan
-from sightline.data.volumes.geometry import prepare_image, prepare_label
+from sightline.data.volumes.geometry import Geometry, prepare_image, prepare_label
 from sightline.data.volumes.inputs import VolumeFiles
 from sightline.errors import UsageError
 from sightline.inference import volume_files
@@ -234,3 +234,29 @@ def test_files_of_the_user_are_never_written_over(tmp_path: Path):
 def test_what_belongs_to_images_is_refused(tmp_path: Path, options: dict, flag: str):
     with pytest.raises(UsageError, match=flag):
         VolumePredictions(PredictJob(tmp_path / "out", {}, FLAT, PredictOptions(**options), print))
+
+
+def test_every_class_is_counted_and_the_largest_component_kept():
+    scores = np.full((4, 1, 2, 5), -1.0, np.float32)
+    numbers = np.array([[[1, 1, 0, 1, 0], [0, 0, 0, 2, 2]]])
+    np.put_along_axis(scores, numbers[None], 3.0, axis=0)
+    mask, counts = volume_files.mask_of(scores, ("none", "a", "b", "c"), ())
+    assert mask.dtype == np.uint8 and mask.tolist() == numbers.tolist() and counts == [5, 3, 2, 0]
+    mask, counts = volume_files.mask_of(scores, ("none", "a", "b", "c"), (1,))
+    assert counts == [6, 2, 2, 0] and mask[0, 0].tolist() == [1, 1, 0, 0, 0]
+
+
+def test_probabilities_are_a_softmax_and_equal_where_nothing_was_predicted():
+    draws = np.random.default_rng(0).normal(size=(3, 2, 2, 3)).astype(np.float32) * 5
+    geometry = Geometry((2, 2, 3), (0, 0, 1), (2, 2, 3), (2, 2, 2))
+    shares = volume_files.probabilities(draws.copy(), geometry)
+    expected = torch.from_numpy(draws).softmax(0).numpy()
+    np.testing.assert_allclose(shares[..., 1:], expected[..., 1:], rtol=1e-6)
+    assert (shares[..., 0] == np.float32(1 / 3)).all()
+
+
+def test_a_line_has_millilitres_or_percent_of_every_class_but_the_background():
+    found = [{"class": "none", "ml": 9.0}, {"class": "a", "ml": 1.23456}, {"class": "b", "percent": 45.678}]
+    assert volume_files.as_line({"file": "a.nii", "shape": [2, 3, 4], "found": found}) == (
+        "a.nii  2x3x4  a 1.235 ml  b 45.68 %"
+    )

@@ -245,3 +245,34 @@ def test_rows_are_folded_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch):
     assert help.description("Two words and more.\n\n    sightline train resnet50 --data DIR") == (
         "  Two words and\n  more.\n  \n      sightline train resnet50 --data DIR"
     ).replace("\n  \n", "\n\n")
+
+
+def test_rows_break_between_words_and_never_inside_of_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(help, "terminal_columns", lambda: 24)
+    assert help.row("name  ", "some well-known-long-words and more").splitlines() == [
+        "name  some", "      well-known-long-words", "      and more",
+    ]  # fmt: skip
+    assert help.row("name  ", "x" * 40) == f"name\n      {'x' * 40}"
+    monkeypatch.setattr(help, "terminal_columns", lambda: 5)
+    assert help.row("a name  ", "of two words").splitlines() == ["a name  of two", "        words"], "twice the name"
+    monkeypatch.setattr(help, "terminal_columns", lambda: 0)
+    assert help.row("name  ", "x " * 400) == "name  " + "x " * 400
+
+
+def test_an_entry_has_its_flag_then_its_text_and_default(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert help.entry(["--a", "-b"], "INT", "How many there are.", "3").splitlines() == [
+        "  --a, -b INT", "      How many there are (default: 3)",
+    ]  # fmt: skip
+    assert help.entry(["--a"], "", "On or off", "", "(required)") == "  --a\n      On or off (required)"
+    assert help.entry(["--a"], "X", "", "").splitlines() == ["  --a X"]
+    choices = "{" + ",".join(["first", "second", "third", "fourth", "fifth"]) + "}"
+    assert help.entry(["--kind"], choices, "", "").splitlines() == [
+        "  --kind {first, second, third, fourth,",
+        "    fifth}",
+    ]
+    assert [help.as_typed(value) for value in (True, False, (1, "a b"), None, "", "a b", 0.5)] == [
+        "on", "off", "1 'a b'", "", "", "'a b'", "0.5",
+    ]  # fmt: skip
+    monkeypatch.setenv("COLUMNS", "4000")
+    assert help.columns() == help.WIDEST == 100
