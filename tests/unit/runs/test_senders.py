@@ -3,11 +3,14 @@ with the limits of MLflow's REST API: 100 parameters, 100 tags and 1,000 metrics
 """
 
 import base64
+import gc
 import io
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Iterator
@@ -574,3 +577,57 @@ def test_trackio_goes_on_with_the_same_run_of_the_project_that_its_environment_n
     first, second = (told for told in local.told if isinstance(told, dict))
     assert (first["project"], second["project"], first["name"]) == ("sightline", "zoo", second["name"])
     assert local.told[-2] == ({"exit": ("markdown", "-1: killed")}, 0) and os.environ["HF_HUB_DISABLE_TELEMETRY"] == "0"
+
+
+@pytest.mark.parametrize("fails", ["", "at the start", "later"])
+def test_the_process_of_a_tracker_says_problems_and_its_end_and_nothing_else(
+    run: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+):
+    """In this process, with pipes in the place of its standard input and output."""
+    done: list[Any] = []
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "x" * 34)
+    before = set(threading.enumerate())
+    told, tell = os.pipe()
+    hear, heard = os.pipe()
+
+    class Printing(Noted):
+        def points(self, values: Any, step: int) -> None:
+            os.write(1, b"a line of the package\n")
+            if fails:
+                raise ValueError(f"token {'x' * 34} " + "no\n  room " * 100)
+
+    def tracker(say: Any) -> Tracker:
+        if fails == "at the start":
+            raise ImportError("not   here")
+        return Printing(run)
+
+    module = types.SimpleNamespace(tracker=tracker)
+    monkeypatch.setattr(apart.importlib, "import_module", {"sightline.runs.trackers.mine": module}.__getitem__)
+    monkeypatch.setattr(apart.signal, "signal", lambda *given: done.append(given))
+    monkeypatch.setattr(apart.os, "_exit", done.append)
+    monkeypatch.setattr(apart.sys, "stdin", types.SimpleNamespace(fileno=lambda: told))
+    kept, dup = os.dup(1), os.dup
+    monkeypatch.setattr(apart.os, "dup", lambda descriptor: dup(heard))
+    with os.fdopen(tell, "w") as out:
+        calls = [start(run, {}), ["scalars", "train", {"loss": 1.0}, 1], ["close", 0, "finished"]]
+        out.writelines(json.dumps([NOW, *call]) + "\n" for call in calls)
+    try:
+        apart.main("mine")
+    finally:
+        os.dup2(kept, 1)
+        for thread in set(threading.enumerate()) - before:  # that reads to the end
+            thread.join()
+        for descriptor in (kept, told, heard):
+            os.close(descriptor)
+    signals = [(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert done == [*signals, 0]
+    gc.collect()  # closes what it wrote to
+    with os.fdopen(hear) as lines:
+        *problems, end = lines.read().splitlines()
+    assert end == "done" and len(problems) == bool(fails)
+    if fails == "at the start":
+        assert json.loads(problems[0]) == "ImportError: not here"
+    elif fails:
+        said = json.loads(problems[0])
+        assert said.startswith("ValueError: token ") and "x" * 34 not in said and " no room no room" in said
+        assert len(said) <= 300
