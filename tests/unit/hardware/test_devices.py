@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -315,3 +316,52 @@ def test_the_peak_of_memory_counts_from_a_reset_on():
     del block
     cpu.reset_peak_memory()
     assert cpu.peak_memory_bytes() < before + 2**26
+
+
+def test_memory_of_an_accelerator_is_what_its_own_module_says(monkeypatch):
+    done: list[tuple] = []
+    own = SimpleNamespace(
+        memory_reserved=lambda device: 700.0,
+        mem_get_info=lambda device: (300, 1000),
+        max_memory_allocated=lambda device: 650,
+        reset_peak_memory_stats=lambda device: done.append(("reset", device)),
+        empty_cache=lambda: done.append(("empty",)),
+        get_device_name=lambda device: f"the {device}",
+    )
+    monkeypatch.setattr(torch, "xpu", own)
+    device = KINDS["xpu"]
+    place = device.torch_device
+    assert device.memory_bytes() == (700, 300) and device.peak_memory_bytes() == 650
+    device.reset_peak_memory()
+    device.free_cached_memory()
+    assert done == [("reset", place), ("empty",)] and device.name() == f"the {place}"
+    for name in ("memory_reserved", "mem_get_info"):
+        monkeypatch.delattr(own, name)
+        assert device.memory_bytes() == (0, 0)
+    for name in ("max_memory_allocated", "reset_peak_memory_stats", "empty_cache", "get_device_name"):
+        monkeypatch.delattr(own, name)
+    device.reset_peak_memory()
+    device.free_cached_memory()
+    assert device.peak_memory_bytes() == 0 and device.name() == "xpu" and len(done) == 2
+
+
+def test_a_fact_of_the_cpu_is_the_first_of_its_name(monkeypatch, tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nmodel name\t: Some: CPU\nflags\t\t: sse amx_bf16\nmodel name\t: Other\nlast :\n")
+    monkeypatch.setattr(devices, "Path", lambda place: path if place == "/proc/cpuinfo" else Path(place))
+    assert [devices._cpu_fact(name) for name in ("model name", "processor", "last", "model")] == [
+        "Some: CPU",
+        "0",
+        "",
+        "",
+    ]
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
+    assert devices._cpu_has_bf16()
+    path.write_text("flags : sse\n")
+    assert not devices._cpu_has_bf16()
+    path.unlink()
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    assert devices._cpu_fact("flags") == "" and devices._cpu_has_bf16() is True
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
+    assert devices._cpu_has_bf16() is False
