@@ -213,15 +213,19 @@ def test_small_shared_memory_and_disk_are_warnings(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("limits", "status"), [((256, 4096), "warn"), ((1024, 4096), "ok"), ((resource.RLIM_INFINITY,) * 2, "ok")]
+    ("limits", "expected"),
+    [
+        ((256, 4096), ("warn", "256", "ulimit -n 4096")),
+        ((1023, 1000), ("warn", "1023", "ulimit -n 1023")),
+        ((1023, resource.RLIM_INFINITY), ("warn", "1023", "ulimit -n 1024")),
+        ((1024, 4096), ("ok", "1024", "")),
+        ((resource.RLIM_INFINITY,) * 2, ("ok", "unlimited", "")),
+    ],
 )
-def test_open_files(monkeypatch, limits, status):
+def test_open_files(monkeypatch, limits, expected):
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda what: limits)
-
     check = doctor.check_open_files()
-
-    assert check.status == status
-    assert status == "ok" or check.remedy == "ulimit -n 4096"
+    assert (check.status, check.value, check.remedy) == expected
 
 
 def test_a_folder_to_be_created_is_judged_by_its_parent(tmp_path):

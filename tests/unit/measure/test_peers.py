@@ -68,7 +68,7 @@ def test_a_link_costs_what_the_document_says():
 
 
 def test_peers_are_those_that_the_document_describes():
-    """docs/why/performance.md: how each is called, how it is compiled, and whose optimizer is fused."""
+    """docs/reference/benchmark.md: how each is called, how it is compiled, and whose optimizer is fused."""
     rows = {
         module: [(peer.name, peer.compile, peer.fused) for peer in module.STEP_PEERS]
         for module in (peers_classification, peers_detection, peers_segmentation)

@@ -249,3 +249,13 @@ def test_fewer_mistakes_than_places_are_listed_without_filling():
     scores = counted(logits, label, torch.arange(6), 6, 6).result()
     assert [(row["index"], row["class"], row["predicted"]) for row in scores.worst] == [(5, "class0", "class5")]
     assert scores.tables["confusion"] == [{"class": "class0", "predicted": "class5", "samples": 1}]
+
+
+@pytest.mark.parametrize(("right", "wrong", "precision"), [(0.5006, 0.5004, 0.5), (0.5011, 0.5009, 1.0)])
+def test_probabilities_are_told_apart_in_thousandths(right: float, wrong: float, precision: float):
+    metric = TopK(("a", "b"), 0.0, torch.device("cpu"))
+    logits = torch.tensor([[share, 1 - share] for share in (right, wrong)], dtype=torch.float64).log()
+    label, index = torch.tensor([0, 1]), torch.arange(2)
+    metric.update({"logits": logits}, {"label": label, "valid": torch.ones(2, dtype=torch.bool), "index": index})
+    [row] = metric.result().tables["precision_recall"]
+    assert row["precision"][0] == precision
