@@ -357,19 +357,18 @@ def test_coefficients_take_two_bytes_for_every_sample(factors: list[int], expect
     assert image_headers._coefficient_bytes(factors) == expected
 
 
-def headed_bmp(header: int) -> bytes:
+def bmp_with(header: int) -> bytes:
     """A BMP of 3 x 2 pixels of 24 bits whose information header has so many bytes."""
     rows = bytes(2 * 12)
-    info = struct.pack("<IiiHHIIiiII", header, 3, 2, 1, 24, 0, len(rows), 2835, 2835, 0, 0).ljust(header, b"\0")[
-        :header
-    ]
+    info = struct.pack("<IiiHHIIiiII", header, 3, 2, 1, 24, 0, len(rows), 2835, 2835, 0, 0)
+    info = info.ljust(header, b"\0")[:header]
     return b"BM" + struct.pack("<IHHI", 14 + header + len(rows), 0, 0, 14 + header) + info + rows
 
 
 @pytest.mark.parametrize("size", [40, 52, 56, 64, 108, 124])
 def test_bmps_with_each_of_microsofts_headers_are_read(size: int):
     """BITMAPINFOHEADER, its versions 2 to 5, and that of OS/2; Pillow is the reference."""
-    data = headed_bmp(size)
+    data = bmp_with(size)
     header = image_headers.read_header(data, "some.bmp")
     assert (header.format, header.width, header.height) == ("BMP", 3, 2) == ("BMP", *Image.open(io.BytesIO(data)).size)
 
@@ -377,4 +376,4 @@ def test_bmps_with_each_of_microsofts_headers_are_read(size: int):
 @pytest.mark.parametrize("size", [12, 39, 41, 53, 57, 65, 109, 125, 128])
 def test_bmps_with_other_headers_are_refused(size: int):
     with pytest.raises(BadSample):
-        image_headers.read_header(headed_bmp(size), "some.bmp")
+        image_headers.read_header(bmp_with(size), "some.bmp")
