@@ -6,7 +6,7 @@ entry point loads is what a file of ours would be: docs/howto/plugin.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.errors import SightlineError, UsageError
@@ -22,7 +22,7 @@ MODULES: dict[Group, tuple[str, ...]] = {  # the groups whose entry points are m
     "formats": ("SUFFIX", "ABOUT", "RUNS", "check_installed", "write", "load"),
 }
 
-_loaded: dict[tuple[Group, str], Any] = {}
+_loaded: dict[tuple[Group, str], tuple[Any, str]] = {}  # with the package
 
 
 def names(group: Group) -> list[str]:
@@ -35,6 +35,23 @@ def has(group: Group, name: str) -> bool:
     return (group, name) in _loaded or any(each.name == name for each in _scan(group))
 
 
+def package(group: Group, name: str) -> str:
+    """Return the package that brings a part, with its version."""
+    load(group, name)
+    return _loaded[group, name][1]
+
+
+def loaded() -> dict[str, str]:
+    """Return the packages of the parts that were imported, by group and name, e.g. `sources.flowers`."""
+    return {f"{group}.{name}": package for (group, name), (_, package) in sorted(_loaded.items())}
+
+
+def gone(group: Group, used: Mapping[str, str]) -> list[str]:
+    """Return which packages no longer bring a part of this group that was used, given as `loaded` returns them."""
+    missing = {part for part in used if part.startswith(f"{group}.") and not has(group, part.partition(".")[2])}
+    return sorted({used[part] for part in missing})
+
+
 def load(group: Group, name: str) -> Any:
     """Import the part of this name. UsageError names the package where that fails, or if several bring one."""
     if (group, name) not in _loaded:
@@ -44,8 +61,8 @@ def load(group: Group, name: str) -> Any:
         if len(found) > 1:
             packages = " and ".join(sorted(map(_package, found)))
             raise UsageError(f"'{name}' is brought by {packages} as one of their {group}; uninstall all but one")
-        _loaded[group, name] = _import(group, found[0])
-    return _loaded[group, name]
+        _loaded[group, name] = _import(group, found[0]), _package(found[0])
+    return _loaded[group, name][0]
 
 
 def also_known(group: Group) -> str:

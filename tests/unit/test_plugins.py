@@ -1,9 +1,12 @@
 """Parts of other packages: only for names that are not ours, and errors that name the package."""
 
+import json
+import math
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from sightline import cli, config, plugins, recipes
 from sightline.data import sources
@@ -113,6 +116,159 @@ def test_a_name_of_two_packages_is_refused(install, capsys: pytest.CaptureFixtur
     assert "'flowers' is brought by lab 1.0 and mill 1.0 as one of their recipes; uninstall all but one" in said(
         capsys, "train", "flowers"
     )
+
+
+BOXES = """
+import json
+from pathlib import Path
+import numpy as np
+from sightline.data.sources import BoxSource, Objects
+from sightline.data.sources.layouts import NoTestSplit
+
+def detect(path):
+    return Path(path, "boxes.json").is_file()
+
+class Drawn(BoxSource):
+    def __init__(self, path, split):
+        self.root = Path(path, split)
+        self.rows = json.loads(Path(path, "boxes.json").read_text())[split]
+        self.classes, self.class_ids, self.fingerprint = ("ball", "brick"), (1, 2), repr(self.rows)
+        self.most_objects = max(len(boxes) for _, boxes in self.rows.values())
+        self.room = np.full(len(self.rows), 10**6)
+    def __len__(self):
+        return len(self.rows)
+    def name(self, index):
+        return list(self.rows)[index]
+    def image(self, index):
+        return (self.root / self.name(index)).read_bytes()
+    def objects(self, index):
+        number, found = self.rows[self.name(index)]
+        found = np.array(found, np.float64).reshape(-1, 5)
+        return Objects(number, 30, 40, found[:, :4], found[:, 4].astype(int), found[:, 2], np.zeros(len(found), bool))
+
+def open_boxes(path, split, options):
+    if split == "test":
+        raise NoTestSplit("none")
+    return Drawn(path, split)
+"""
+
+
+@pytest.fixture
+def drawn(install, tmp_path: Path):
+    """drawn(change): a folder of boxes of a package's source, its rows changed in between."""
+    install("lab", "[sightline.sources]\ndrawn = lab_boxes\n", lab_boxes=BOXES)
+
+    def write(change=lambda rows: None) -> Path:
+        root = tmp_path / "boxes"
+        rows = {}
+        for base, split in enumerate(("train", "val")):
+            (root / split).mkdir(parents=True, exist_ok=True)
+            rows[split] = {f"{at}.jpg": [at, [[2, 3, 9, 8, 1], [20, 12, 15, 18, 2]]] for at in range(4)}
+            for at, name in enumerate(rows[split]):
+                Image.new("RGB", (40, 30), (50 * at, 90 * base, 60)).save(root / split / name)
+        change(rows)
+        (root / "boxes.json").write_text(json.dumps(rows))
+        return root
+
+    return write
+
+
+def of_val(*boxes: list[float]):
+    def change(rows: dict) -> None:
+        rows["val"]["1.jpg"][1] = [*boxes]
+
+    return change
+
+
+def as_corners(rows: dict) -> None:
+    for _, boxes in [row for split in rows.values() for row in split.values()]:
+        for box in boxes:
+            box[2:4] = box[0] + box[2], box[1] + box[3]
+
+
+def as_shares(rows: dict) -> None:
+    for _, boxes in [row for split in rows.values() for row in split.values()]:
+        for box in boxes:
+            box[:4] = box[0] / 40, box[1] / 30, box[2] / 40, box[3] / 30
+
+
+GOOD = [2, 3, 9, 8, 1]
+WRONG_BOXES = {
+    "not a number": (of_val(GOOD, [2, math.nan, 9, 8, 1]), "box 1 of 1.jpg is 2, nan, 9, 8 .*expected four finite"),
+    "a negative side": (of_val([2, 3, -9, 8, 1]), "box 0 of 1.jpg is 2, 3, -9, 8 .*no side is negative"),
+    "corners": (as_corners, r"box 1 of 0.jpg is 20, 12, 35, 30 .* of 40x30, but these look like corners"),
+    "elsewhere": (of_val(GOOD, [50, 3, 60, 8, 1]), "box 1 of 1.jpg is 50, 3, 60, 8 .*lies by far"),
+    "shares": (as_shares, "box 0 of 0.jpg is 0.05, 0.1, .*look like shares.* 8 of 8 boxes"),
+    "label 0": (of_val([2, 3, 9, 8, 0]), "box 0 of 1.jpg .* label 0; expected labels from 1, the first class, to 2"),
+    "label 3": (of_val(GOOD, GOOD, [2, 3, 9, 8, 3]), "box 2 of 1.jpg .* label 3; expected labels .* to 2"),
+    "one image_id": (lambda rows: rows["val"]["3.jpg"].__setitem__(0, 1), "1.jpg and 3.jpg have one image_id, 1"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_BOXES)
+def test_impossible_boxes_of_a_package_are_refused_where_they_are_opened(drawn, wrong: str):
+    change, said = WRONG_BOXES[wrong]
+    root = drawn(change)
+    with pytest.raises(BadData, match=f"{root}: source 'drawn' of the package lab 1.0: {said}"):
+        [sources.open_boxes("auto", str(root), split) for split in ("train", "val")]
+
+
+def test_boxes_of_a_package_may_be_as_careless_as_those_of_files(drawn):
+    """Over an edge, without an area, in the middle of the image, none at all: those that are scored stay."""
+    root = drawn(of_val([2, 3, 40, 8, 1], [2, 3, 0, 8, 2], [-1, 3, 9, 8, 1], [12, 9, 16, 12, 1]))
+    assert len(sources.open_boxes("auto", str(root), "val").objects(1).labels) == 4
+    root = drawn(of_val())
+    assert [len(sources.open_boxes("auto", str(root), "val").objects(at).labels) for at in range(3)] == [2, 0, 2]
+    for split in ("train", "val"):  # all start in the middle, where corners of two boxes may lie
+        root = drawn(
+            lambda rows: [row.__setitem__(1, [[10, 8, 20, 15, 1]]) for s in rows.values() for row in s.values()]
+        )
+        assert len(sources.open_boxes("auto", str(root), split)) == 4
+
+
+def test_all_that_a_source_of_a_package_lacks_is_named_at_once(install, tmp_path: Path):
+    less = BOXES.replace("self.classes, self.class_ids, self.fingerprint =", "self.classes, _, self.fingerprint =")
+    less = less.replace("self.most_objects", "most").replace("self.room", "room")
+    install("less", "[sightline.sources]\nless = less_boxes\n", less_boxes=less)
+    (tmp_path / "boxes.json").write_text('{"train": {"0.jpg": [1, [[2, 3, 9, 8, 1]]]}}')
+    with pytest.raises(
+        UsageError, match=r"'less' of the package less 1.0: .*\(Drawn\) has no class_ids, most_objects, room;"
+    ):
+        sources.open_boxes("less", str(tmp_path), "train")
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "said"),
+    [
+        ("np.full(len(self.rows)", "np.full(5", "room has 5 numbers for 4 images"),
+        ("(1, 2), repr", "(1,), repr", "class_ids has 1 numbers for 2 classes"),
+        ("max(len(boxes)", "min(1", "0.jpg has 2 boxes, but most_objects is 1"),
+        (
+            "found[:, :4], ",
+            "found[:, :4].tolist(), ",
+            r"0.jpg: Objects.boxes is a list, expected an array of shape \(2, 4\)",
+        ),
+        (
+            "found[:, 2], ",
+            "found[:1, 2], ",
+            r"0.jpg: Objects.area is of shape \(1,\), expected an array of shape \(2,\)",
+        ),
+    ],
+)
+def test_numbers_of_a_package_that_do_not_fit_each_other_are_refused(drawn, was: str, now: str, said: str):
+    root = drawn()
+    file = Path(sys.path[0]) / "lab_boxes.py"
+    assert BOXES.count(was) == 1
+    file.write_text(BOXES.replace(was, now))
+    with pytest.raises(BadData, match=said):
+        sources.open_boxes("auto", str(root), "train")
+
+
+def test_a_source_of_a_package_that_reads_something_else_says_what(drawn, install, tmp_path: Path):
+    with pytest.raises(
+        UsageError, match=r"'drawn' of the package lab 1.0 has no open_source.*; it reads images with boxes"
+    ):
+        sources.open_source("drawn", str(tmp_path), "train")
 
 
 def test_a_config_file_may_name_an_installed_recipe_and_no_file(install, tmp_path: Path):

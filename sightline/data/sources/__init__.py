@@ -70,7 +70,10 @@ DEFAULT_OPTIONS = SourceOptions()
 
 @dataclass(frozen=True)
 class Objects:
-    """The annotations of one image, to the last digit of the files; (n,) and (n, 4) arrays in their order."""
+    """The annotations of one image, to the last digit of the files; (n,) and (n, 4) arrays in their order.
+
+    A box is x, y, width, height in pixels, x and y of its upper left corner. Label 1 is the first class.
+    """
 
     image_id: int
     height: int
@@ -118,7 +121,11 @@ class Source(Images):
 
 
 class BoxSource(Images):
-    """Images with boxes. Those for training have a usable box each, and no others; see `formats.coco.usable`."""
+    """Images with boxes. Those for training have a usable box each, and no others; see `formats.coco.usable`.
+
+    A source sets `classes`, `fingerprint`, `class_ids` (what the files call the classes), `most_objects` (of one image)
+    and `room` (bytes that each encoded image takes at most); `files`, so that a resumed run notices changed images.
+    """
 
     class_ids: tuple[int, ...]  # what the files call the classes
     most_objects: int  # of one image
@@ -204,20 +211,20 @@ def kinds(opener: str = "open_source") -> list[str]:
 
 def open_source(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> Source:
     """Open the source of this kind, or with `auto` the one that recognises the path."""
-    source: Source = _opener("open_source", kind, path, _LABELLED)(path, split, options)
+    source: Source = _open("open_source", kind, _LABELLED, path, split, options)
     return source
 
 
 def open_boxes(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxSource:
     """Open images with boxes in the same way."""
-    source: BoxSource = _opener("open_boxes", kind, path, _WITH_BOXES)(path, split, options)
+    source: BoxSource = _open("open_boxes", kind, _WITH_BOXES, path, split, options)
     return source
 
 
 def open_masks(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> MaskSource:
     """Open images with masks in the same way."""
     kind = kind_of_masks(kind, path, options)
-    source: MaskSource = _opener("open_masks", kind, path, _WITH_MASKS)(path, split, options)
+    source: MaskSource = _open("open_masks", kind, _WITH_MASKS, path, split, options)
     return source
 
 
@@ -259,7 +266,8 @@ def open_volumes(kind: str, path: str, split: Split, fold: int, folds: int, spec
 
     `spec` is what the recipe declares; volumes that are drawn are drawn to it.
     """
-    return _opener("open_volumes", kind, path, _VOLUMES)(path, split, spec, fold, folds)
+    source: VolumeSource = _open("open_volumes", kind, _VOLUMES, path, split, spec, fold, folds)
+    return source
 
 
 def kind_of_boxes(kind: str, path: str) -> str:
@@ -273,15 +281,19 @@ def kind_of_masks(kind: str, path: str, options: SourceOptions) -> str:
     return "masks" if needs_pattern else _kind("open_masks", kind, path, _WITH_MASKS)
 
 
-def _opener(name: str, kind: str, path: str, expected: str) -> Callable[..., Any]:
-    """Return the function `name` of a kind of source, or with `auto` of the first kind that recognises the path."""
+def _open(name: str, kind: str, expected: str, path: str, split: Split, *given: object) -> Any:
+    """Open with the function `name` of a kind of source, or with `auto` of the first kind that recognises the path."""
     chosen = _kind(name, kind, path, expected)
-    return getattr(_module(chosen) if _is_ours(chosen) else plugins.load("sources", chosen), name)
+    if _is_ours(chosen):
+        return getattr(_module(chosen), name)(path, split, *given)
+    return _module("of_plugins").opened(name, chosen, path, split, *given)
 
 
 def _kind(name: str, kind: str, path: str, expected: str) -> str:
     known = kinds(name)
     if kind not in ("auto", *known) and not _is_of_plugin(kind, name):
+        if not _is_ours(kind) and plugins.has("sources", kind):
+            raise UsageError(_of_another_task(kind, name))
         raise UsageError(
             f"unknown --data.source '{kind}'; known: auto, {', '.join(known)}{plugins.also_known('sources')}"
         )
@@ -307,6 +319,17 @@ def _recognised_by_plugin(name: str, path: str) -> str:
 def _is_of_plugin(kind: str, opener: str) -> bool:
     """Return whether another installed package brings this kind of source, with this function."""
     return not _is_ours(kind) and plugins.has("sources", kind) and hasattr(plugins.load("sources", kind), opener)
+
+
+def _of_another_task(kind: str, opener: str) -> str:
+    """Say what a source of another package reads instead of what this recipe needs."""
+    part = plugins.load("sources", kind)
+    reads = [said for name, said in _RECIPES.items() if hasattr(part, name)]
+    return (
+        f"--data.source '{kind}' of the package {plugins.package('sources', kind)} has no {opener}, which a source of "
+        f"{_RECIPES[opener]} has; it reads {' and '.join(reads) or 'nothing, as it defines none of the functions'}; "
+        "use the recipe that fits it, or another source"
+    )
 
 
 def _is_ours(kind: str) -> bool:
