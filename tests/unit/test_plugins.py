@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from PIL import Image
 
 from sightline import cli, config, plugins, recipes
 from sightline.data import sources
+from sightline.data.check.boxes import check_boxes
 from sightline.errors import BadData, UsageError
 from sightline.export import formats
 
@@ -262,6 +264,24 @@ def test_numbers_of_a_package_that_do_not_fit_each_other_are_refused(drawn, was:
     file.write_text(BOXES.replace(was, now))
     with pytest.raises(BadData, match=said):
         sources.open_boxes("auto", str(root), "train")
+
+
+def test_boxes_of_a_package_are_checked_like_those_of_files(drawn):
+    root = drawn(of_val(GOOD, [2, 3, 40, 8, 1]))
+    (root / "val" / "2.jpg").write_bytes(b"no image")
+    shutil.copy(root / "val" / "3.jpg", root / "train" / "0.jpg")
+    report = check_boxes(str(root), "auto", 0, True, 1, lambda *_: None)
+    assert {(each.kind, each.split, each.where) for each in report.problems} == {
+        ("box outside of the image", "val", "1.jpg"),
+        ("unreadable", "val", "2.jpg"),
+        ("same image in train and val", "train", "0.jpg"),
+    }
+    assert {split: facts["boxes per class"] for split, facts in report.facts.items()} == {
+        "train": {"ball": 4, "brick": 4},
+        "val": {"ball": 5, "brick": 3},
+    }
+    report = check_boxes(str(drawn(as_corners)), "drawn", 0, True, 1, lambda *_: None)
+    assert [(each.kind, each.split) for each in report.problems] == [("cannot be opened", s) for s in ("train", "val")]
 
 
 def test_a_source_of_a_package_that_reads_something_else_says_what(drawn, install, tmp_path: Path):

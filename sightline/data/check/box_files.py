@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.check.images import Report
-from sightline.data.formats.coco import Instances, Wrong, read_instances
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, voc, yolo
+from sightline.data.formats.coco import Image, Instances, Wrong, read_instances
+from sightline.data.sources import DEFAULT_OPTIONS, BoxSource, SourceOptions, voc, yolo
 from sightline.data.sources.box_images import drawn, kind_described
 from sightline.data.sources.coco import Files, places
 from sightline.data.sources.layouts import SPLITS, Splits
@@ -39,7 +39,7 @@ def read_files(
 ) -> tuple[Splits, dict[Split, Instances]]:
     """Return where the splits lie and what their files say, all of it; a split that cannot be read is noted and left
     out. A test split is among them if that is asked for and it does not validate."""
-    layout, read = {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}[kind](path, report, with_test)
+    layout, read = _READERS[kind](path, report, with_test)
     if layout.is_drawn and "train" in read:
         names = [image.file.encode("utf-8", "surrogateescape") for image in read["train"].images]
         is_val = drawn(names, options, path, "val")
@@ -134,3 +134,27 @@ def _noting(split: Split, report: Report) -> Wrong:
             raise BadData(f"{where} is problem number {_MOST_WRONG}; the rest was not checked")
 
     return wrong
+
+
+_READERS = {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}
+KINDS = tuple(_READERS)
+
+
+def of_source(source: BoxSource, split: Split, report: Report) -> Instances:
+    """Return all that a source says, with its classes numbered as its labels are; labels of no class are noted."""
+    found = [source.objects(index) for index in range(len(source))]
+    rows = np.repeat(np.arange(len(found)), [len(each.labels) for each in found])
+    labels = np.concatenate([np.zeros(0, np.int64), *(each.labels for each in found)])
+    for at in np.flatnonzero((labels < 1) | (labels > len(source.classes))).tolist():
+        text = f"a box has label {labels[at]}, expected 1 to {len(source.classes)}"
+        report.add("unknown category", split, source.name(int(rows[at])), text)
+    return Instances(
+        [Image(each.image_id, source.name(index), each.height, each.width) for index, each in enumerate(found)],
+        dict(enumerate(source.classes, 1)),
+        np.arange(len(labels)),
+        rows,
+        labels,
+        np.concatenate([np.zeros((0, 4)), *(each.boxes for each in found)]),
+        np.concatenate([np.zeros(0), *(each.area for each in found)]),
+        np.concatenate([np.zeros(0, bool), *(each.crowd for each in found)]),
+    )

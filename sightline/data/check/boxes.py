@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sightline.data.check.box_files import is_published, read_files, read_json
+from sightline.data.check.box_files import KINDS, is_published, of_source, read_files, read_json
 from sightline.data.check.images import Look, Report, add_twins, same_bytes, spread
 from sightline.data.decode import MAX_BYTES, decode_rgb, read_header
 from sightline.data.formats.coco import (
@@ -32,10 +32,10 @@ from sightline.data.formats.coco import (
     faults,
 )
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, coco_tfrecord, kind_of_boxes, open_boxes
+from sightline.data.sources import DEFAULT_OPTIONS, BoxSource, SourceOptions, coco_tfrecord, kind_of_boxes, open_boxes
 from sightline.data.sources.box_images import list_files
 from sightline.data.sources.coco import find, places
-from sightline.data.sources.layouts import IMAGES
+from sightline.data.sources.layouts import IMAGES, NoTestSplit
 from sightline.errors import BadData, BadSample, first_of
 from sightline.files.regular import regular
 from sightline.files.typed_json import short
@@ -106,8 +106,10 @@ def check_boxes(
         for split in splits:
             if found := check_split(Path(path), split, report, look):
                 every[split] = found
-    else:
+    elif kind in KINDS:
         every = _check_files_at(path, kind, report, look, options)
+    else:
+        every = _check_sources(path, kind, report, look, options)
     for split, found in every.items():
         _describe(split, found, report)
     _check_together(every, classes, path, report)
@@ -179,7 +181,12 @@ def _check_files_at(path: str, kind: str, report: Report, look: Look, options: S
         every[split] = _check_instances(instances, folder, split, report, look)
         there = list_files(folder, IMAGES).files
         every[split].extra = sum(os.path.normpath(folder / name) not in named for name in there)
-    others: tuple[Split, ...] = ("test",) if layout.is_drawn else ("val", "test")
+    _check_training(read, ("test",) if layout.is_drawn else ("val", "test"), report)
+    return every
+
+
+def _check_training(read: Mapping[Split, Instances], others: tuple[Split, ...], report: Report) -> None:
+    """Report classes that other splits have boxes of, but not train."""
     for split in others:
         if "train" in read and split in read:
             train, other = (Counter(read[each].labels.tolist()) for each in ("train", split))
@@ -187,6 +194,30 @@ def _check_files_at(path: str, kind: str, report: Report, look: Look, options: S
                 if other[number] and not train[number]:
                     text = f"{other[number]} boxes in {split}, none in train"
                     report.add("class without training", split, name, text)
+
+
+def _check_sources(path: str, kind: str, report: Report, look: Look, options: SourceOptions) -> dict[Split, SeenSplit]:
+    """Check the splits of a source that is not one of ours, by what it returns."""
+    sources: dict[Split, BoxSource] = {}
+    splits: tuple[Split, ...] = (*_SPLITS, "test")
+    for split in splits:
+        try:
+            source = open_boxes(kind, path, split, replace(options, skips_missing=True))
+        except NoTestSplit:
+            continue
+        except BadData as error:
+            report.add("cannot be opened", split, path, str(error))
+            continue
+        if split != "test" or "val" not in sources or source.fingerprint != sources["val"].fingerprint:
+            sources[split] = source  # else the test split validates
+    read = {split: of_source(source, split, report) for split, source in sources.items()}
+    every: dict[Split, SeenSplit] = {}
+    for split, instances in read.items():
+        names = [image.file for image in instances.images]
+        every[split] = found = SeenSplit(instances.categories, names, instances.images)
+        found.seen = look.at(_look_at_samples, (sources[split], instances.images), len(names), split)
+        found.boxes = _check_each_box(instances, names, split, report)
+    _check_training(read, ("val", "test"), report)
     return every
 
 
@@ -197,19 +228,29 @@ def _check_instances(instances: Instances, folder: Path, split: Split, report: R
     there = [instances.images[row] for row in rows]
     found = SeenSplit(instances.categories, [f"{folder.name}/{image.file}" for image in there], there)
     found.seen = look.at(_look_at_files, (folder, there), len(there), split)
+    names = [f"{folder.name}/{image.file}" for image in instances.images]
+    boxes = _check_each_box(instances, names, split, report)
+    found.boxes = [boxes[row] for row in rows]
+    return found
+
+
+def _check_each_box(
+    instances: Instances, names: list[str], split: Split, report: Report
+) -> list[list[tuple[int, bool]]]:
+    """Report boxes that a run leaves out; return (category, crowd) of each image's boxes."""
     per_box = instances.faults()
     for box in np.flatnonzero(per_box).tolist():
-        image = instances.images[instances.rows[box]]
+        row = instances.rows[box]
+        image = instances.images[row]
         sides = ", ".join(f"{number:g}" for number in instances.boxes[box])
         text = f"annotation {instances.ids[box]}: {sides} in {image.width}x{image.height}"
-        report.add(f"box {FAULTS[per_box[box]]}", split, f"{folder.name}/{image.file}", text)
+        report.add(f"box {FAULTS[per_box[box]]}", split, names[row], text)
     boxes: list[list[tuple[int, bool]]] = [[] for _ in instances.images]
     for row, label, crowd in zip(
         *(each.tolist() for each in (instances.rows, instances.labels, instances.crowd)), strict=True
     ):
         boxes[row].append((label, crowd))
-    found.boxes = [boxes[row] for row in rows]
-    return found
+    return boxes
 
 
 def _check_files(images: list[Image], folder: Path, split: Split, report: Report) -> None:
@@ -246,6 +287,21 @@ def _look_at_file(folder: Path, image: Image, decode: bool) -> SeenImage:
     except OSError as error:
         return SeenImage(0, 0, b"", error.strerror or type(error).__name__)
     return _look_at(data, image, decode)
+
+
+def _look_at_samples(shared: tuple[tuple[BoxSource, list[Image]], bool], job: tuple[int, int]) -> list[SeenImage]:
+    (source, images), decode = shared
+    return [_look_at_sample(source, index, images[index], decode) for index in range(*job)]
+
+
+def _look_at_sample(source: BoxSource, index: int, image: Image, decode: bool) -> SeenImage:
+    try:
+        data = source.image(index)
+    except BadSample as error:
+        return SeenImage(0, 0, b"", error.reason)
+    if isinstance(data, bytes):
+        return _look_at(data, image, decode)
+    return SeenImage(data.shape[0], data.shape[1], hashlib.blake2b(data.tobytes(), digest_size=16).digest(), "")
 
 
 # TFRecord shards.
