@@ -12,6 +12,8 @@ from PIL import Image
 from sightline import cli, config, plugins, recipes
 from sightline.data import sources
 from sightline.data.check.boxes import check_boxes
+from sightline.data.check.images import check_images
+from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, UsageError
 from sightline.export import formats
 
@@ -155,6 +157,35 @@ def open_boxes(path, split, options):
 """
 
 
+NAMED = """
+from pathlib import Path
+import numpy as np
+from sightline.data.sources import Sample, Source
+from sightline.data.sources.layouts import NoTestSplit
+
+def detect(path):
+    return False
+
+class Named(Source):
+    classes, fingerprint = ("ball",), "1"
+    def __init__(self, root):
+        self.root = root
+        self.names = sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg"))
+        self.labels = np.zeros(len(self.names), int)
+    def __len__(self):
+        return len(self.names)
+    def name(self, index):
+        return self.names[index]
+    def read(self, index):
+        return Sample((self.root / self.names[index]).read_bytes(), 0)
+
+def open_source(path, split, options):
+    if split == "test":
+        raise NoTestSplit("none")
+    return Named(Path(path, split))
+"""
+
+
 @pytest.fixture
 def drawn(install, tmp_path: Path):
     """drawn(change): a folder of boxes of a package's source, its rows changed in between."""
@@ -264,6 +295,21 @@ def test_numbers_of_a_package_that_do_not_fit_each_other_are_refused(drawn, was:
     file.write_text(BOXES.replace(was, now))
     with pytest.raises(BadData, match=said):
         sources.open_boxes("auto", str(root), "train")
+
+
+def test_images_of_a_package_are_told_apart_by_their_folders(install, shapes: Path, tmp_path: Path):
+    """Names that begin with no folder, with one, and with that of the class."""
+    install("lab", "[sightline.sources]\nnamed = lab_named\n", lab_named=NAMED)
+    image = next(shapes.glob("train/*/*")).read_bytes()
+    names = {"train": ["0.jpg", "2.jpg", "a/0.jpg", "ball/1.jpg"], "val": ["3.jpg", "b/3.jpg"]}
+    for split, some in names.items():
+        for at, name in enumerate(some):
+            (tmp_path / split / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / split / name).write_bytes(image + bytes([at, len(split)]))
+    report = check_images(str(tmp_path), "named", sources.DEFAULT_OPTIONS, 0, True, 1, lambda *_: None)
+    assert report.problems == []
+    source = sources.open_source("named", str(tmp_path), "train")
+    assert [file_of(source, at) for at in range(4)] == ["0.jpg", "2.jpg", "a/0.jpg", "1.jpg"]
 
 
 def test_boxes_of_a_package_are_checked_like_those_of_files(drawn):

@@ -21,6 +21,7 @@ import numpy as np
 from sightline.data.decode import read_header
 from sightline.data.formats.records import encode_example, frame
 from sightline.data.sources import Source
+from sightline.data.sources.folder import FolderSource
 from sightline.data.sources.layouts import IMAGES
 from sightline.data.sources.shards import ShardSource
 from sightline.data.sources.table import TableSource
@@ -161,10 +162,13 @@ def file_of(source: Source, index: int) -> str:
         file = unquote(source.index.names[index].rpartition("/")[2], errors="surrogateescape")
     elif isinstance(source, ShardSource):
         file = source.index.names[index] or f"{index:08d}"  # records without names are in their own order
-    elif isinstance(source, TableSource):
-        file = source.name(index)  # in no class folder
-    else:
+    elif isinstance(source, FolderSource):
         file = source.name(index).partition("/")[2]
+    else:
+        file = source.name(index)  # in no class folder, or, of a source of another package, perhaps in one
+        above, _, below = file.partition("/")
+        if not isinstance(source, TableSource) and above in source.classes:
+            file = below
     return file
 
 
