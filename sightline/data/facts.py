@@ -55,6 +55,8 @@ def of_images(
     test, said_of_test = _test_split(opener, open_one, data.source, place, replace(options, classes=count), val)
     line += said_of_test
     fields: dict[str, Any] = {"classes": count} if config.classes and not is_typed else {}
+    if not train.files and os.path.exists(path):  # of a source of another package
+        line += "; the source has no `files`, so a resumed run does not notice images that changed"
     room, most = getattr(config, "max_boxes", 0), max(getattr(source, "most_objects", 0) for source in both.values())
     if room and "max_boxes" not in typed and most > room:
         fields["max_boxes"] = most

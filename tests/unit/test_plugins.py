@@ -13,6 +13,7 @@ from sightline import cli, config, plugins, recipes
 from sightline.data import sources
 from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import check_images
+from sightline.data.detection import DetectionData
 from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, UsageError
 from sightline.export import formats
@@ -295,6 +296,16 @@ def test_numbers_of_a_package_that_do_not_fit_each_other_are_refused(drawn, was:
     file.write_text(BOXES.replace(was, now))
     with pytest.raises(BadData, match=said):
         sources.open_boxes("auto", str(root), "train")
+
+
+def test_a_resumed_run_of_a_source_without_files_is_told_what_it_cannot_see(drawn, install, tmp_path: Path):
+    line = "the source has no `files`, so a resumed run does not notice images that changed"
+    assert line in DetectionData(path=str(drawn())).look(tmp_path, ()).line
+    named = BOXES.replace("self.classes, ", "self.files = [self.root / name for name in self.rows]; self.classes, ", 1)
+    (Path(sys.path[0]) / "lab_boxes.py").write_text(named)
+    del sys.modules["lab_boxes"]
+    plugins._loaded.clear()
+    assert line not in DetectionData(path=str(tmp_path / "boxes")).look(tmp_path, ()).line
 
 
 def test_images_of_a_package_are_told_apart_by_their_folders(install, shapes: Path, tmp_path: Path):
