@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -258,8 +259,9 @@ def opened(
         differences = _differences(trained.spec, dataset.spec)
         raise BadData(f"the data do not fit {trained.path}: it was trained on {differences}")
     folder = Path(run.out) if run.out else folder
-    with loading(recipe, run, trained.device, trained.world, dataset, folder, split) as (here, bound, loader, log):
-        is_val = trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) == dataset.fingerprint
+    is_val = trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) == dataset.fingerprint
+    of = "" if is_val else path
+    with loading(recipe, run, trained.device, trained.world, dataset, folder, split, of) as (here, bound, loader, log):
         if split == "test" and is_val:
             log.warn("the test split is what validated this run: its best checkpoint was chosen by these images")
         elif split == "val" and not is_val:
@@ -279,9 +281,17 @@ def open_split(data: DataConfig, split: Split, seed: int) -> Dataset:
 
 @contextlib.contextmanager
 def loading(
-    recipe: Recipe, run: Run, device: Device, here: World, dataset: Dataset, folder: Path, split: Split = "val"
+    recipe: Recipe,
+    run: Run,
+    device: Device,
+    here: World,
+    dataset: Dataset,
+    folder: Path,
+    split: Split = "val",
+    other_data: str = "",
 ) -> Iterator[tuple[World, Bound, Loader, RunLog]]:
-    """Join the other ranks and start to load a split; the log writes into `folder`."""
+    """Join the other ranks and start to load a split; the log writes into `folder`. `other_data` is the path of data
+    that the run in that folder did not use."""
     here = world.connect(here, device)
     log = RunLog(folder, Screen(run.progress, here.rank), here.rank, attempt=None)
     with log.folder.must_be_writable():
@@ -296,7 +306,8 @@ def loading(
         signals = stack.enter_context(StopSignals(here, saves=False))
         bound = dataset.bind(device, recipe.train.global_batch)
         stack.enter_context(kernels.only_uncompiled(_bytes_of(bound) <= MANY_BYTES))
-        bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
+        note_bad = partial(log.bad_sample, other_data=other_data)
+        bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, note_bad)
         feeds: Feeds = {split: (bound, eval_order(recipe.train, len(dataset), here, dataset.eval_batch))}
         loader = Loader(feeds, run, device, here, bad_samples, signals.check, log.warn)
         stack.callback(loader.close)

@@ -113,7 +113,7 @@ def _skipped(folder: Path, scores: dict[str, Any]) -> int:
     try:
         with open(folder / BAD_SAMPLES, "rb", opener=regular) as file:
             rows = [loads(line) for line in file.read(MOST_BAD_BYTES).splitlines()]
-        return len({(row["feed"], row["name"]) for row in rows})
+        return len({(row["feed"], row["name"]) for row in rows if "data" not in row})  # else of `evaluate` elsewhere
     except DAMAGED:
         return int(scores["values"].get("skipped", 0))
 

@@ -118,10 +118,11 @@ class EventLog:
             self._rank_file = open_text(self._rank_log, "a")
         return self._rank_file
 
-    def bad_sample(self, bad: Bad) -> None:
-        """Append to bad_samples.jsonl. Every rank adds its own: one short appended line each, so they do not mix."""
+    def bad_sample(self, bad: Bad, other_data: str = "") -> None:
+        """Append to bad_samples.jsonl. Every rank adds its own: one short appended line each, so they do not mix. A
+        line of data that the run did not use names them as `data`: it does not count as the run's."""
         with self.folder.may_lack_room(BAD_SAMPLES), open_text(self.folder.path / BAD_SAMPLES, "a") as file:
-            file.write(json.dumps(asdict(bad)) + "\n")
+            file.write(json.dumps(asdict(bad) | ({"data": other_data} if other_data else {})) + "\n")
 
     def end(self, code: int, reason: str, has_started: bool, **total: float) -> None:
         """Log the exit code and close the loggers. A training that came to its end has times and speed; a start that

@@ -108,9 +108,9 @@ class RunLog:
         finally:
             warnings.showwarning = show
 
-    def bad_sample(self, bad: Bad) -> None:
-        """Append to bad_samples.jsonl and warn."""
-        self.events.bad_sample(bad)
+    def bad_sample(self, bad: Bad, other_data: str = "") -> None:
+        """Append to bad_samples.jsonl and warn; `other_data` is where it lies if the run did not use it."""
+        self.events.bad_sample(bad, other_data)
         self.warn(f"sample skipped: {bad.name}: {bad.reason}")
 
     def await_first_step(self, waits_for: Callable[[], str]) -> None:

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from tiny import SIZES
 
 from sightline import api, cli
+from sightline.overview import last_screen
 
 REPO = Path(__file__).resolve().parents[2]
 BOXES = runpy.run_path(str(REPO / "tests/unit/data/sources/box_layouts.py"))
@@ -87,6 +88,18 @@ def test_a_dataset_with_splits_is_scored_on_its_val_split(sightline, run, birds:
     for again in ([], ["--data.path", birds]):
         said = sightline("evaluate", run, *again, *HERE)
         assert f"on {len(files_in(birds / 'val'))} samples" in said.out and WARNING not in said.out, said
+
+
+def test_samples_skipped_elsewhere_are_listed_as_of_other_data(sightline, run, birds: Path, tmp_path: Path):
+    shutil.copytree(birds / "test", tmp_path / "other")
+    bad = files_in(tmp_path / "other")[0]
+    bad.write_bytes(b"no image")
+    said = sightline("evaluate", run, "--data.path", tmp_path / "other", "--data.on-bad-sample=skip", *HERE)
+    assert said.code == 0, said
+    (row,) = map(json.loads, (run / "bad_samples.jsonl").read_text().splitlines())
+    assert row["data"] == str(tmp_path / "other") and row["name"] == f"{bad.parent.name}/{bad.name}"
+    assert "skipped:" not in last_screen.as_text(run, "ckpt-00000001")
+    (run / "bad_samples.jsonl").unlink()
 
 
 def test_a_test_set_that_lacks_a_class_is_scored_with_a_description(sightline, run, birds: Path, tmp_path: Path):

@@ -339,6 +339,7 @@ def test_a_page_that_is_refreshed_ends_as_that_of_a_finished_run(sightline, shap
 
 def test_skipped_samples_are_counted_and_named(sightline, run: Path):
     rows = [{"feed": "train", "name": f"bad{n}.jpg", "reason": "it is empty"} for n in range(30)]
+    rows += [{"feed": "val", "name": "faraway.jpg", "reason": "it is empty", "data": "/elsewhere"}]  # by `evaluate`
     (run / "bad_samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     warning = {"event": "warning", "time": 1.0, "text": "sample skipped: bad0.jpg: it is empty"}
     with (run / "log.jsonl").open("a") as log:
@@ -346,7 +347,7 @@ def test_skipped_samples_are_counted_and_named(sightline, run: Path):
     assert sightline("report", run).code == 0
     text = Page(run / "report.html").text
     assert "30 samples skipped" in text and "bad0.jpg it is empty" in text and "and 10 more" in text
-    assert text.count("bad0.jpg") == 1 and "ended with exit 0" in text
+    assert text.count("bad0.jpg") == 1 and "ended with exit 0" in text and "faraway" not in text
 
 
 def test_what_is_not_a_run_is_refused(sightline, tmp_path: Path):

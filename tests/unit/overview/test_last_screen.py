@@ -50,6 +50,7 @@ def test_a_classifier():
     last = CONFUSED | {"epoch": 10, "step": 450, "values": {"top1": 0.4298, "samples": 170.0}}
     bad = [{"feed": "train", "index": 1, "name": "a.jpg", "reason": "cut off"}]
     bad += [bad[0], {"feed": "val", "index": 1, "name": "a.jpg", "reason": "cut off"}]  # the first again, by a restart
+    bad += [{"feed": "val", "index": 1, "name": "b.jpg", "reason": "cut off", "data": "/elsewhere"}]  # by `evaluate`
     text = last_screen.as_text(write(Path("my runs/one"), CONFUSED, last, bad), "ckpt-00000225")
     lines = text.splitlines()
     assert lines == [
