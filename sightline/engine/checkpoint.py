@@ -326,7 +326,10 @@ def check_state(state: dict[str, Any]) -> None:
         "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
         "fingerprints": lambda values: typed(values, dict[str, str]),
         "contents": lambda values: typed(values, dict[str, dict[str, str]]),
-        "environment": lambda values: typed(typed(values, dict[str, Any]).get("packages", {}), dict[str, str] | None),
+        "environment": lambda values: [
+            typed(typed(values, dict[str, Any]).get(name, {}), dict[str, str] | None)
+            for name in ("packages", "plugins")
+        ],
         "choices": lambda values: typed(values, dict[str, str]),
         "stopwatch": lambda values: typed(values, dict[str, float | None]),
     }

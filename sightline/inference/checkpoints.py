@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sightline import config, kernels, terminal
+from sightline import config, kernels, plugins, terminal
 from sightline.data.contents import Contents
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
@@ -254,7 +254,15 @@ def opened(
     path = getattr(recipe.data, "path", "")
     if os.path.isabs(path) and not os.path.exists(path):
         raise UsageError(f"the data of {trained.path} were in {path}, which does not exist; add --data.path DIR")
-    dataset = open_split(read_once(recipe.data) if is_once else recipe.data, split, recipe.train.seed)
+    try:
+        dataset = open_split(read_once(recipe.data) if is_once else recipe.data, split, recipe.train.seed)
+    except UsageError as error:
+        if gone := plugins.gone("sources", trained.stored.get("environment", {}).get("plugins") or {}):
+            raise UsageError(
+                f"{trained.path} was trained with a source of {' or '.join(gone)}, which is not installed here; "
+                f"install it. Without it: {error}"
+            ) from error
+        raise
     if dataset.spec != trained.spec:
         differences = _differences(trained.spec, dataset.spec)
         raise BadData(f"the data do not fit {trained.path}: it was trained on {differences}")

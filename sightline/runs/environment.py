@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sightline import __version__
+from sightline import __version__, plugins
 from sightline.hardware.devices import Device
 
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors")
@@ -30,10 +30,12 @@ def _versions() -> dict[str, str]:
 
 def environment(device: Device, ranks: int) -> dict[str, Any]:
     """Return plain values, as environment.json and checkpoints hold them."""
+    used = plugins.loaded()
     return {
         "sightline": __version__,
         "python": platform.python_version(),
         "packages": dict(_versions()),
+        **({"plugins": used} if used else {}),
         "device": device.name(),
         "device_kind": device.kind,
         "ranks": ranks,

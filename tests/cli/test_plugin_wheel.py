@@ -101,6 +101,20 @@ def test_the_kind_of_source_may_be_named(sightline, tmp_path: Path):
     assert said.code == 2 and "listing (sightline-lab 1.0)" in said.err
 
 
+def test_a_source_that_is_gone_is_named(sightline, installed: pytest.MonkeyPatch, shapes: Path, tmp_path: Path):
+    """Chosen by `auto`, so that the recipe does not name it."""
+    data, out = tmp_path / "lists", tmp_path / "run"
+    data.mkdir()
+    for split in ("train", "val"):
+        lines = "".join(f"{path.parent.name} {path}\n" for path in (shapes / split).glob("*/*"))
+        (data / f"{split}.txt").write_text(lines, encoding="utf-8")
+    small = [each for each in SMALL if "weight" not in each]
+    good(sightline("train", "demo_classification", "--data", data, *small, "--out", out, "--epochs=1", "--workers=0"))
+    installed.undo()
+    gone = sightline("evaluate", out)
+    assert gone.code == 2 and "was trained with a source of sightline-lab 1.0, which is not installed here" in gone.err
+
+
 @pytest.mark.slow  # a process that imports torch; the commands above are those of this process
 def test_a_new_process_and_its_workers_find_the_plugin(site: Path, shapes: Path, tmp_path: Path):
     for split in ("train", "val"):
