@@ -9,6 +9,7 @@ import pytest
 
 from sightline import config
 from sightline.errors import UsageError
+from sightline.legacy.command import legacy
 from sightline.legacy.line import read, split
 from sightline.legacy.start import Start, of_environment
 from sightline.legacy.table import Act
@@ -677,3 +678,15 @@ def test_the_table_has_a_row_for_every_word_that_was_given():
 )
 def test_every_flag_of_an_evaluation_is_told(text: str, rows: list[tuple[str, str, str]]):
     assert list(became(text).rows) == rows
+
+
+def test_a_whole_line_is_one_word_and_a_path_with_a_space_is_none():
+    def shown(*words: str) -> list[str]:
+        said: list[str] = []
+        legacy(["--print", *words], said.append, lambda command: None, {})
+        return said
+
+    plain = shown("torchvision/train.py", "--data-path", "/d")
+    assert plain[0].startswith("sightline train resnet50 --data.path /d ")
+    assert shown("torchvision/train.py --data-path /d") == plain
+    assert shown("/my files/torchvision/train.py", "--data-path", "/d") == plain

@@ -1,5 +1,7 @@
 """Labels that a network contradicts: the rule against ten lines that follow the paper, for one label and several."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -114,3 +116,8 @@ def test_exactly_the_usual_confidence_is_enough_to_doubt():
     for predictions, batch in batches(yes, given):
         several.update(predictions, batch)
     assert [(row["index"], row["class"], row["predicted"]) for row in several.rows()] == [(3, "", "c0")]
+
+
+def test_the_mean_of_a_class_is_over_its_own_samples():
+    found = doubts.mean_of_class(np.array([0, 1, 1, 3]), np.array([0.5, 0.25, 0.5, 0.0]), 5)
+    assert found.tolist() == [0.5, 0.375, math.inf, 0.0, math.inf]
