@@ -89,7 +89,7 @@ def as_text(found: dict[str, Any], why: Sequence[str], as_json: bool) -> str:
         optimizer = found["config"]["optimizer"]
         per = optimizer.get("lr_for_batch")
         of_batch = f" ({optimizer['lr']:g} per {per} samples)" if per else ""
-        lines.append(f"  base rate {rates['1']:g}{of_batch}, whatever the number of ranks")
+        lines.append(f"  base rate {rates['1']:g}{of_batch}")
     if "steps" in found:
         lines.append(
             f"  {found['samples']:,} samples, {found['steps_per_epoch']} steps per epoch, {found['steps']} in all"

@@ -59,6 +59,8 @@ class StopSignals:
     def __init__(self, world: World, saves: bool = True):
         self.world = world
         self.saves = saves
+        self.has_begun = False
+        """Whether there is a step to finish and to save: a start may be refused before its first."""
         self._ends_process = terminal.is_command()
         self._pending = 0
         self._previous: dict[int, Any] = {}
@@ -167,7 +169,8 @@ class StopSignals:
                 return
 
     def _answer(self, number: int) -> str:
-        does = "saving after this step" if self.saves else "stopping after this batch"
+        step = "saving after this step" if self.has_begun else "stopping; no step was made yet"
+        does = step if self.saves else "stopping after this batch"
         again = f"; again: leave {'without saving' if self.saves else 'at once'}" if number == signal.SIGINT else ""
         return f"{cause_of(number)}: {does}{again}"
 

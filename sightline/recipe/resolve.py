@@ -91,8 +91,7 @@ def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look", star
         f"data.{name}": value for name, value in following.items() if settings[f"data.{name}"].origin < Origin.MODEL
     }
     settings = settings.put(Origin.DERIVED, of_sizes, "matches data.size")
-    size = settings.values.get("data.size")
-    if of_sizes and not decided and not (size and size.origin is Origin.STORED):  # the run said so when it was started
+    if of_sizes and not decided and not before:  # else it was said when the run was started
         lines.append(_of_sizes(of_sizes))
     settings, smaller = _with_smaller_batch(settings, facts, folder)
     if facts.line:
@@ -113,7 +112,11 @@ def _with_plan(
         kept = store.with_decisions_of(settings, before)
         asked, origins = with_model(kept), store.origins_of(store.stored_in(before).get(store.ORIGINS))
         decided = [name for name in asked.values if not origins.get(name, "").startswith("model")]
-        return store.with_decisions_of(reopened(asked, decided), before), ()
+        kept = store.with_decisions_of(reopened(asked, decided), before)
+        head, epochs = kept["train.head_epochs"], kept["train.epochs"].value
+        if head.origin is Origin.STORED and head.value >= epochs:  # fewer epochs were typed now
+            kept = kept.put(Origin.STORED, {"train.head_epochs": 0}, f"decided: leaves the whole network its {epochs}")
+        return kept, ()
     if facts.count is None:
         return settings, ()
     known = Known(settings, facts, purpose)

@@ -55,10 +55,14 @@ def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
             if is_new or not field.metadata.get("decides_result", True):
                 ignored.add(key)
     return [
-        f"{key[:80]}: {str(before.get(key, 'absent'))[:200]} -> {after.get(key, 'absent')}"
+        f"{key[:80]}: {_shown(before.get(key, 'absent'))[:200]} -> {_shown(after.get(key, 'absent'))}"
         for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key) and key not in ignored
     ]
+
+
+def _shown(value: Any) -> str:
+    return str(value) if value != "" else "(none)"
 
 
 def put_file(settings: Settings, path: Path) -> Settings:

@@ -36,6 +36,8 @@ def nearest_flags(flag: str, names: Collection[str], own: Collection[str] = ()) 
     aliases = {short: long for short, long in ALIASES.items() if long in names} | {each: each for each in own}
     if (meant := MEANT.get(flag)) in (*aliases, *names):
         return [str(meant)]
+    if f"{flag}s" in aliases:  # --epoch
+        return [f"{flag}s"]
     if flag in aliases:
         return [aliases[flag]]
     if (dotted := f"--{flag[2:].replace('-', '.', 1)}") in names:  # --data-path

@@ -26,6 +26,7 @@ from sightline.runs.screen import RunSize, Screen, as_hours, as_score, as_speed,
 
 WIDTH = 80
 FIRST_STEP_S = 5.0  # of silence, before a line says what the first step waits for
+AGAIN_S = 30.0  # before it is said again
 
 
 class RunLog:
@@ -47,7 +48,7 @@ class RunLog:
         self.has_started = False  # a start that was refused has nothing to show
         self._start_step = 0
         self._drawn_at = time.monotonic()
-        self._first_step: threading.Timer | None = None
+        self._first_step: threading.Event | None = None
         self._time_to_train: dict[str, float] = {}
         self._total: dict[str, float] = {}  # of a training that came to its end
         self.page = page(folder) if page and self.folder.is_main else None
@@ -114,10 +115,19 @@ class RunLog:
         self.warn(f"sample skipped: {bad.name}: {bad.reason}")
 
     def await_first_step(self, waits_for: Callable[[], str]) -> None:
-        """Say `waits_for()` once, if the first step takes long; from a thread, so that no step asks the time."""
-        self._first_step = threading.Timer(FIRST_STEP_S, lambda: self.screen.say(waits_for()))
-        self._first_step.daemon = True  # a run that was stopped does not wait for it
-        self._first_step.start()
+        """Say `waits_for()` if the first step takes long, and again while it does; from a thread, so that no step asks
+        the time."""
+        self._first_step, started = threading.Event(), time.monotonic()
+
+        def tell(is_done: threading.Event) -> None:
+            if is_done.wait(FIRST_STEP_S):
+                return
+            self.screen.say(waits_for())
+            while not is_done.wait(AGAIN_S):
+                self.screen.say(f"{waits_for()}, {time.monotonic() - started:.0f} s so far")
+
+        # A run that was stopped does not wait for it.
+        threading.Thread(target=tell, args=(self._first_step,), name="first step", daemon=True).start()
 
     def first_step(self, seconds: float, waited_s: float, loss: float) -> None:
         """Report the first step of a start, which may take minutes: it compiles, and waits for the first images."""
@@ -127,7 +137,7 @@ class RunLog:
 
     def _stop_awaiting(self) -> None:
         if self._first_step:
-            self._first_step.cancel()
+            self._first_step.set()
 
     def stepped(self, epoch: int, step: int, size: RunSize) -> None:
         """Move the bar, where there is one, after every step: an interval of slow steps may take minutes."""

@@ -48,6 +48,7 @@ def train(session: Session, looked: DataFacts = NOTHING_OPENED) -> TrainResult:
         try:
             saver.settle_best()
             saver.save_first(opened.resumed)
+            signals.has_begun = True
             if progress.step < min((progress.epoch + 1) * length.steps_per_epoch, steps):  # else it evaluates first
                 log.await_first_step(partial(_first_step_waits_for, loader, ready.compiling.run, opened.order, device))
             loader.seek("train", progress.step, steps)

@@ -350,7 +350,9 @@ def _other_recipe(path: Path, changes: list[str], origins: Mapping[str, str]) ->
         listed.append(f"and what follows from that: {first_of([each.partition(':')[0] for each in follows])}")
     text = f"{path} was made with another recipe:\n  " + "\n  ".join(listed) + "\nRestore the old values"
     if fixed := [each.partition(":")[0] for each in changes if each.startswith(NEVER_OVERRIDDEN)]:
-        return f"{text}, or choose another --run.out; --run.override cannot change {first_of(fixed)} of a stored run"
+        run = path.parent.parent
+        other = f"or choose another --run.out, or delete {run} if you do not need it"
+        return f"{text}, {other}; --run.override cannot change {first_of(fixed)} of a stored run"
     return f"{text}, choose another --run.out, or add --run.override to resume with the new ones"
 
 

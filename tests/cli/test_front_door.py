@@ -62,6 +62,8 @@ def test_a_recipe_is_checked_however_it_is_written(sightline, tmp_path: Path):
         own.write_text(source)
         said = sightline("train", own, "--bath-size", 3)
         assert said.code == 2 and "did you mean --train.global-batch?" in said.err
+        said = sightline("train", own, "--epoch", 3)
+        assert said.code == 2 and "did you mean --epochs?" in said.err
         assert "--model.bn-momentum" in sightline("train", own, "--help-all").out
         assert "(default: 64)" in sightline("train", own, "--help").out
 

@@ -228,13 +228,14 @@ class Stderr:
 
 
 @pytest.mark.parametrize(
-    ("saves", "lines"),
+    ("saves", "has_begun", "lines"),
     [
-        (True, ["Ctrl-C: saving after this step; again: leave without saving\n", LEFT]),
-        (False, ["Ctrl-C: stopping after this batch; again: leave at once\n", "left at once\n"]),
+        (True, True, ["Ctrl-C: saving after this step; again: leave without saving\n", LEFT]),
+        (True, False, ["Ctrl-C: stopping; no step was made yet; again: leave without saving\n", LEFT]),
+        (False, False, ["Ctrl-C: stopping after this batch; again: leave at once\n", "left at once\n"]),
     ],
 )
-def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, lines):
+def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, has_begun, lines):
     """Python runs no handler while torch computes. Neither does it while its main thread waits for a lock of C."""
     monkeypatch.setattr("sightline.engine.signals.ONE_KEYSTROKE_S", 0)
     codes: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -252,6 +253,7 @@ def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, lines):
 
     is_locked = threading.Event()
     with terminal.guarded(), StopSignals(World(), saves) as signals, Stderr() as stderr:
+        signals.has_begun = has_begun
         thread = threading.Thread(target=interrupt)
         thread.start()
         is_locked.wait()

@@ -468,6 +468,10 @@ def test_diff_names_what_decides_the_result_and_nothing_else():
         "optimizer.lr: 0.2 -> 0.3",
         "train.epochs: 12 -> 13",
     ]
+    stored, weights = json.loads(json.dumps(store.to_json(config.load(NAME)[0]))), "resnet18.pth"
+    assert store.diff(stored, config.load(NAME, [f"--model.weights={weights}"])[0]) == [
+        f"model.weights: (none) -> {weights}"
+    ]
 
 
 def test_diff_names_fields_that_came_or_went():

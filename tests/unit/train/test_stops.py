@@ -24,6 +24,7 @@ from sightline.parts import Batch, DataSpec, Loss, ModelConfig, Scores
 from sightline.runs.folder import BEST_SCORES
 from sightline.runs.screen import Screen
 from sightline.tasks.classification import Classification
+from sightline.train import stop_time
 from sightline.train.schedules import ScheduleConfig
 
 # Four epochs of three steps.
@@ -584,7 +585,7 @@ def test_the_loss_of_a_resumed_epoch_is_said_to_be_that_of_the_steps_since(tmp_p
 
 @dataclass(frozen=True)
 class Slow(Classification):
-    """Its first step ends once the line about it has been said."""
+    """Its first step ends once the line about it has been said for the second time."""
 
     said: ClassVar[threading.Event] = threading.Event()
 
@@ -598,20 +599,42 @@ def test_a_first_step_that_takes_long_says_what_it_waits_for(tmp_path: Path, cap
 
     def heard(self: Screen, text: str) -> None:
         say(self, text)
-        if "the first step (" in text or "waiting for the loader" in text:
+        if text.endswith(" s so far"):
             Slow.said.set()
 
     monkeypatch.setattr(Screen, "say", heard)
     recipe, run = loaded("--train.epochs=1", "--run.progress=plain")
     monkeypatch.setattr("sightline.runs.log.FIRST_STEP_S", 0.5)
+    monkeypatch.setattr("sightline.runs.log.AGAIN_S", 0.5)
     api.train(replace(recipe, task=Slow()), replace(run, out=str(tmp_path / "slow")))
     lines = [line for line in capsys.readouterr().out.splitlines() if "first step" in line]
     assert re.fullmatch("(waiting for the loader to read the first|running the first step .) ?8 samples.*", lines[0])
-    assert len(lines) == 2 and lines[1].startswith("first step after ")
+    assert re.fullmatch("running the first step .8 samples.*, [1-9][0-9]* s so far", lines[-2])
+    assert len(lines) >= 3 and lines[-1].startswith("first step after ")
     monkeypatch.setattr("sightline.runs.log.FIRST_STEP_S", 60)
     train(tmp_path / "run", "--train.epochs=1", "--run.progress=plain")
     assert "is running" not in capsys.readouterr().out
-    assert all(each.finished.is_set() for each in threading.enumerate() if isinstance(each, threading.Timer))
+    for thread in (each for each in threading.enumerate() if each.name == "first step"):
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_JOB_ID": "7"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),
+        (TORCHRUN, True),
+        ({"HOME": "/home/me", "TERM": "xterm"}, False),
+    ],
+)
+def test_only_who_was_launched_is_told_how_long_launchers_wait(environ: dict[str, str], expected: bool):
+    assert stop_time.is_launched(environ) is expected
 
 
 @pytest.mark.parametrize("every", [1, 3])
