@@ -114,6 +114,14 @@ class Trained:
         step = self.stored["progress"]["step"]
         return {"recipe": self.recipe.name, "checkpoint": str(self.path), "step": step}
 
+    def doubt(self) -> str:
+        """Say that nobody knows how good these weights are; "" where their run was evaluated before they were saved."""
+        progress, epochs = self.stored.get("progress", {}), self.recipe.train.epochs  # none of an ensemble
+        if progress.get("scored_step", 0) >= 0 or not progress.get("step"):
+            return ""
+        done = f"after {progress.get('epoch', 0)} of {epochs} epochs"
+        return f"{self.path.name} was never evaluated: it was saved at step {progress['step']}, {done}"
+
     def build(self) -> nn.Module:
         """Build the network that the checkpoint describes, not much larger than its weights, and load these."""
         with contextlib.ExitStack() as within:

@@ -109,6 +109,8 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
             share.beat(at)
             log.evaluating(at, total, at, total)
 
+        if isinstance(engine, Trained) and (doubt := engine.doubt()):
+            log.warn(doubt)
         about = engine.about()
         about = {"recipe": about.pop("recipe"), "model": type(model).__name__, **about}
         tables = f"{folder / DOCUMENT} and {TABLE} list them"

@@ -44,6 +44,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "run"
 
 
+def test_weights_that_nobody_evaluated_are_predicted_with_and_doubted(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    flags = [f"--data.path={run.parent / 'data'}", f"--run.out={tmp_path / 'run'}", "--train.max-steps=1", *HERE]
+    train = ["train", "demo_classification", "--batch-size=4", "--epochs=3", *flags]
+    assert cli.main([*train, "--train.no-eval-at-end"]) == 0
+    capsys.readouterr()
+    for folder, warns in ((tmp_path / "run", True), (run, False)):
+        api.write_predictions(folder, run.parent / "images/00.jpg", tmp_path / f"seen_{warns}", HERE, draws=False)
+        said = capsys.readouterr()
+        line = "ckpt-00000001 was never evaluated: it was saved at step 1, after 0 of 3 epochs"
+        assert (line in said.out + said.err) is warns
+
+
 @pytest.mark.parametrize("few_bytes", [0, 2**23])
 def test_few_files_need_no_processes(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_bytes: int):
     """One broken file among twenty loses only itself, in the order of the names, whoever loads them."""
