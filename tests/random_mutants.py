@@ -63,9 +63,6 @@ ON_DEVICE = re.compile(r"kernels/.*_triton\.py|kernels/cudnn/|kernels/bottleneck
 # Runs tests/unit/kernels/interpreted_*.py in processes of their own.
 INTERPRETED = "tests/unit/kernels/test_instance_norm.py::test_all_kernels_compute_it_in_tritons_interpreter[not slow]"
 
-# Compares the numbers of this page, which names them by module, with the code.
-LIMITS = ("docs/reference/limits.md", "tests/unit/test_limits.py::test_the_page_has_the_limits_of_the_code")
-
 # Compares the sources of copies with those of what they were copied from: it runs no line of either.
 COPIES = "tests/migrate/test_copies.py"
 
@@ -579,8 +576,7 @@ def _naming_constant(bug: Bug) -> list[str]:
     it."""
     tree = ast.parse((REPO / bug.file).read_text("utf-8"))
     names = _given_a_value(ast.Module([each for each in tree.body if isinstance(each, ast.Assign)], []), bug.line)
-    page = (REPO / LIMITS[0]).read_text("utf-8") if names else ""
-    found = [LIMITS[1]] * any(f"`{_module(bug.file)}.{name}`" in page for name in names)
+    found = []
     for file in (each for each in _naming(bug.file) if names and "::" not in each):
         lines = (REPO / file).read_text("utf-8").splitlines()
         for node in ast.parse("\n".join(lines)).body:
