@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sightline import config
 from sightline.commands import start, words
 from sightline.errors import UsageError
 from sightline.recipe.recipe import Run
@@ -90,9 +91,9 @@ def test_one_device_starts_no_ranks_and_a_page_is_named_where_it_is(
     assert capsys.readouterr().out == f"report: {here / 'report.html'}\n"
 
 
-def test_a_batch_that_ranks_cannot_share_is_refused(monkeypatch: pytest.MonkeyPatch):
-    asked: list = []
-    monkeypatch.setattr("sightline.engine.orders.refuse_uneven", lambda *given: asked.append(given))
-    for devices in (0, 1, 2):
-        start.refuse_uneven_batch("recipe", Run(devices=devices))  # type: ignore[arg-type]
-    assert asked == [("recipe", 2)]
+def test_a_batch_that_ranks_cannot_share_is_refused():
+    recipe, _ = config.load("demo_classification", ["--train.global-batch", "9"])
+    for devices in (0, 1, 3):
+        start.refuse_uneven_batch(recipe, Run(devices=devices))
+    with pytest.raises(UsageError, match="9 cannot be split over 2 devices"):
+        start.refuse_uneven_batch(recipe, Run(devices=2))
