@@ -80,9 +80,9 @@ def asked(command: str, words: Sequence[str], own: Collection[str] = ()) -> Aske
 
 
 def load(name: str, flags: Given = (), config: Path | None = None) -> tuple[Recipe, Run]:
-    """Load the recipe `name`, changed by a YAML file and then by flags."""
+    """Load the recipe `name`, changed by a YAML file and then by flags, as training would take it."""
     settings = resolve.read(Settings(recipes.load(name), Run()), flags, file=config)
-    resolved = resolve.decide(settings, needs_data=False)
+    resolved = resolve.decide(settings, needs_data=False, starts=True)
     return resolved.recipe, resolved.run
 
 
@@ -106,7 +106,8 @@ def of_object(recipe: Recipe, run: Run, *given: Given) -> Resolved:
     settings = Settings.of(recipe, run)
     if recipe.name in recipes.names():
         settings = settings.typed_beside(recipes.load(recipe.name))
-    return resolve.decide(resolve.read(settings, *given), needs_data=not among_ranks(), purpose="train")
+    settings = resolve.read(settings, *given)
+    return resolve.decide(settings, needs_data=not among_ranks(), purpose="train", is_whole=True)
 
 
 def of_run(

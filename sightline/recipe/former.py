@@ -3,17 +3,19 @@ that were typed when it was started, where the others were decided."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from sightline.files.checkpoint_folder import run_of
-from sightline.recipe.recipe import PARTS
+from sightline.recipe.recipe import Recipe
 from sightline.recipe.settings import Origin, Settings, plain
 from sightline.recipe.show import typed
 from sightline.recipe.store import ORIGINS, origins_of, put, stored_in
 
-ENDS = ("train.max_steps", "train.target_score")  # end one start early: without them the run goes on
+# Fields that resume does not compare, and that say which samples there are. The others of the kind belong to one start:
+# what ends it early, and how samples are read.
+WHICH_SAMPLES = ("path", "split", "file_column", "label_column", "samples", "max_boxes")
 
 
 def as_started(settings: Settings, folder: Path, resume: str) -> Settings:
@@ -45,18 +47,27 @@ def as_typed_before(settings: Settings, run: Path | None) -> tuple[Settings, lis
     if settings.recipe.plan is None or run is None:
         return settings, []
     stored, before, said = stored_in(run), Settings(settings.recipe, settings.run), []
-    origins = origins_of(stored.get(ORIGINS))
+    kept, origins = _kept(settings.recipe), origins_of(stored.get(ORIGINS))
     for origin in (Origin.FILE, Origin.FLAG):
         parts: dict[str, dict[str, Any]] = {}
         for name, text in origins.items():
             kind, _, because = text.partition(": ")
             part, _, key = name.partition(".")
             value = _field(stored, name)
-            is_kept = part in PARTS and name not in ENDS and not settings.is_typed(name)
-            if kind.upper() != origin.name or not is_kept or value is None:
+            if kind.upper() != origin.name or name not in kept or settings.is_typed(name) or value is None:
                 continue
             parts.setdefault(part, {})[key] = value
             if name != "data.path":
                 said.append(f"{because if because.startswith('--') else name} {typed(value)}")
         before = put(before, origin, parts, str(run / "config.yaml"), lambda name: origins[name].partition(": ")[2])
     return replace(settings, values={**before.values, **settings.values}), said
+
+
+def _kept(recipe: Recipe) -> set[str]:
+    """Return the fields that a run keeps as they were typed."""
+    return {
+        f"{name}.{field.name}"
+        for name, part in recipe.parts.items()
+        for field in fields(part)
+        if field.metadata.get("decides_result", True) or (name == "data" and field.name in WHICH_SAMPLES)
+    }

@@ -61,15 +61,18 @@ def run_fields(*given: flags.Given) -> dict[str, Any]:
     return {name: value for each in given for name, value in flags.fields_among(each, hints).items()}
 
 
-def decide(settings: Settings, needs_data: bool, purpose: Purpose = "look", starts: bool = False) -> Resolved:
+def decide(
+    settings: Settings, needs_data: bool, purpose: Purpose = "look", starts: bool = False, is_whole: bool = False
+) -> Resolved:
     """Return the recipe with what the model, the data, its plan and other fields decide. `needs_data` raises what is
     wrong with the data; else those who open them report it. A command that `starts` a run, as training does, resumes
-    the one in runs/RECIPE; for others only a run that was named counts."""
+    the one in runs/RECIPE; for others only a run that was named counts. Settings of an object are whole: nothing that
+    was typed at the start of the run is added to them."""
     lines = []
     usual = f"runs/{settings.recipe.name}" if starts or purpose == "train" else NO_RUN
     folder = Path(settings["run.out"].value or usual)
     before = _run_before(settings, folder)
-    settings, typed = as_typed_before(settings, before)
+    settings, typed = as_typed_before(settings, None if is_whole else before)
     if typed:
         lines.append(f"the run keeps what was typed when it was started: {', '.join(typed)}")
     started = as_started(settings, folder, settings["run.resume"].value)

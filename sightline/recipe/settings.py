@@ -59,11 +59,11 @@ class Settings:
     @classmethod
     def of(cls, recipe: Recipe, run: Run) -> Settings:
         """Return the settings that made these objects, as their origins say; what a plan decided is open again."""
-        settings = cls(recipe.undone(), run)
+        given, settings = cls(recipe, run), cls(recipe.undone(), run)
         known, values = settings.hints(), {}
         for name, text in recipe.origins.items():
             origin, _, because = text.partition(": ")
-            if name in known and recipe.resolved.get(name, settings.own(name)) != settings.own(name):
+            if name in known and recipe.resolved.get(name, given.own(name)) != given.own(name):
                 values[name] = Value(settings.own(name), Origin.FLAG, IN_PYTHON)
             elif name in known and origin.upper() in Origin.__members__ and name not in recipe.undecided:
                 values[name] = Value(settings.own(name), Origin[origin.upper()], because)
@@ -131,7 +131,10 @@ class Settings:
         """Return the frozen objects; each part checks itself, in the order of a recipe."""
         parts = {name: self.part(name) for name in PARTS}
         run, values = self.part("run"), {name: each.value for name, each in self.values.items()}
-        undecided = {name: self.own(name) for name, each in self.values.items() if each.origin is Origin.DECIDED}
+        open_again = {name for name, each in self.values.items() if each.origin is Origin.DECIDED}
+        if "data.size" in open_again:  # the sizes that follow it
+            open_again |= {n for n, v in self.values.items() if v.origin is Origin.DERIVED and n.startswith("data.")}
+        undecided = {name: self.own(name) for name in self.values if name in open_again}
         made = replace(self.recipe, **parts, origins=self.origins(), resolved=values, undecided=undecided)
         return made, run
 

@@ -272,6 +272,33 @@ def test_a_run_keeps_what_was_typed_at_its_start(tmp_path: Path, cached: None):
     assert not any("--epochs" in line for line in changed.lines)
 
 
+def test_what_belongs_to_one_start_is_not_kept_nor_what_no_recipe_has_now(tmp_path: Path, cached: None):
+    data = draw(tmp_path / "data", {"a": 12, "b": 12}, (400, 300))
+    first = resolved("classification", data, "--epochs", "3")
+    flags = (
+        "--train.patience 1 --train.min-epochs 2 --data.cache ram --data.decoder cpu --data.max-bad-samples 5".split()
+    )
+    started(tmp_path / "run", resolved("classification", data, "--epochs", "3", *flags))
+    stored = tmp_path / "run/config.yaml"
+    stored.write_text(stored.read_text().replace("origins:\n", "origins:\n  train.gone: 'flag: --gone'\n"))
+    assert resolved("classification", data).recipe == first.recipe
+
+
+def test_an_object_in_python_is_whole(tmp_path: Path, cached: None):
+    data = draw(tmp_path / "data", {"a": 12, "b": 12}, (400, 300))
+    words = ["--data", str(data), "--out", str(tmp_path / "run")]
+    loaded, run = config.load("classification", [*words, "--optimizer.weight-decay", "0.3"])
+    fresh = config.of_object(loaded, run)
+    assert (fresh.recipe.model.arch, fresh.recipe.train.ema) == (loaded.model.arch, loaded.train.ema)
+    assert "set in Python" not in " ".join(fresh.recipe.origins.values())
+    started(tmp_path / "run", fresh)
+    back = replace(loaded, optimizer=replace(loaded.optimizer, weight_decay=0.0))
+    assert config.of_object(back, run).recipe.optimizer.weight_decay == 0  # not what was typed
+    again = config.load("classification", words)[0]
+    assert again.optimizer.weight_decay == 0.3
+    assert config.of_object(again, run).recipe == fresh.recipe
+
+
 def test_nothing_typed_is_kept_of_a_start_without_checkpoint_and_of_another_recipe(tmp_path: Path, cached: None):
     data = draw(tmp_path / "data", {"a": 12, "b": 12}, (400, 300))
     first = resolved("classification", data, "--data.size", "512")  # for which memory did not suffice
