@@ -203,7 +203,7 @@ def _own_or_whole(data: DataConfig, typed: Collection[str], seed: int, stored: d
     """Return the data with the val split of the run; with all samples in it if they are other data without one."""
     here, there = getattr(data, "path", ""), stored["recipe"].get("data", {}).get("path", "")
     whole = data.whole(typed)
-    if whole == data or here == there or os.path.realpath(here) == os.path.realpath(there):
+    if whole == data or here == there or _is_one_place(here, there):
         return data
     with contextlib.suppress(SightlineError):  # what is wrong is said when they are opened again
         val = data.open("val", seed)
@@ -212,6 +212,13 @@ def _own_or_whole(data: DataConfig, typed: Collection[str], seed: int, stored: d
         if has_names and not Contents({"val": val}, data.fingerprint).changed(stored.get("contents", {}), lambda: None):
             return data  # those of the run, in another place
     return whole
+
+
+def _is_one_place(here: str, there: Any) -> bool:
+    try:
+        return os.path.realpath(here) == os.path.realpath(there)
+    except (TypeError, ValueError):  # damaged: a number, or a text with a NUL
+        return False
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,14 @@ class StaticDataset(Dataset):
             for key, array in first.items()
             if array.ndim and key != "index"  # the loader adds that one
         }
-        self.files = [folder / _file(step) for step in range(self.batches)]
+        self.files: list[Path] = []
         digest = hashlib.sha256((folder / _FACTS).read_bytes())
-        for path in self.files:
+        for step in range(self.batches):  # a damaged number may be anything: the first file that is missing ends it
+            path = folder / _file(step)
             if not path.is_file():
                 raise BadData(f"{path} is missing; {_FACTS} lists {self.batches} batches: write them again")
             digest.update(f"{path.name} {path.stat().st_size}".encode())
+            self.files.append(path)
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
 from sightline.data.loading.static import StaticDataset, dump
+from sightline.errors import BadData
 from sightline.hardware import devices
 from sightline.hardware.world import World
 
@@ -46,3 +47,11 @@ def test_batches_repeat_after_the_last_one(tmp_path: Path, steps: int):
     static = StaticDataset(tmp_path / "new" / "b").bind(devices.select("cpu"), 6)
     first, again = static.draw_batch(0, 0), static.draw_batch(5, steps)
     assert all((first[key] == again[key]).all() for key in first)
+
+
+def test_a_number_of_batches_without_files_is_refused_at_the_first_that_is_missing(tmp_path: Path):
+    dump(MIXED, tmp_path / "b", batch=6, steps=2, seed=3, progress=lambda *_: None)
+    facts = tmp_path / "b/batches.json"
+    facts.write_text(facts.read_text().replace('"batches": 2', '"batches": 1000000000000'))
+    with pytest.raises(BadData, match="batch-000002.safetensors is missing"):
+        StaticDataset(tmp_path / "b")
