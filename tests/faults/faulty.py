@@ -169,7 +169,9 @@ class FaultyDataset(ClassificationDataset):
 
 @dataclass(frozen=True)
 class FaultyData(ClassificationData):
-    """Fails in `open`."""
+    """Fails in `open`, and where the forkserver of loader workers imports this module."""
+
+    worker_modules = (*ClassificationData.worker_modules, "faulty")
 
     def open(self, split, seed):
         faults("open")

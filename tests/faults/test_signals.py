@@ -160,10 +160,11 @@ def test_signal_to_the_whole_process_group(sightline, reference, tmp_path, name)
 @pytest.mark.parametrize(("name", "said"), [("int", "Ctrl-C"), ("term", "SIGTERM (signal 15)")])
 def test_signal_to_the_whole_process_group_while_loader_workers_start(sightline, reference, tmp_path, name, said):
     out = tmp_path / "run"
-    stopped = sightline.run(out, "--run.workers", "2", FAULT=f"all-{name}@server:1")
+    here = str(Path(__file__).parent)  # for the forkserver, which imports tests/faults/faulty.py by name
+    stopped = sightline.run(out, "--run.workers", "2", FAULT=f"all-{name}@server:1", PYTHONPATH=here)
     assert stopped.code == stopped.exit_code_in_folder == CODES[name], stopped
     answer, line = stopped.stderr.splitlines()
-    assert answer.startswith(f"{said}: saving after this step") and line.startswith(f"stopped by {said}")
+    assert answer.startswith(f"{said}: stopping; no step was made yet") and line.startswith(f"stopped by {said}")
     assert sightline.run(out).bits == reference().bits
 
 
