@@ -74,6 +74,7 @@ EXCEPTIONS = {
     "sightline train classification --data pets --run.track mlflow": "needs a server; test_trackers.py starts one",
     "sightline train classification --data pets --run.track mlflow trackio tensorboard": "the same",
     "make lint": "no program of ours; test_layout.py is part of it",
+    "sightline warm resnet50 --train.precision fp16": "needs a GPU; tests/unit/measure/test_warm.py warms on the CPU",
     "python train.py": "is shown to fail on a machine without a GPU",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 3 "
     "--rdzv-backend c10d --rdzv-id JOB --rdzv-endpoint HOST:29500 -m sightline train RECIPE --run.out SHARED/run": (
