@@ -129,7 +129,7 @@ def test_facts_are_told_line_by_line():
         "mine: 1,234,567 parameters, 4.09 GFLOP forward per image, 10 classes",
         "  25,000 parameters in 54 tensors decay by 0.0001 (keras_l2)",
         "  3 parameters in 7 tensors decay by 0",
-        "  base rate 0.1 (0.05 per 128 samples), whatever the number of ranks",
+        "  base rate 0.1 (0.05 per 128 samples)",
         "  1,281,167 samples, 5004 steps per epoch, 450360 in all",
         "  learning rate at step 0: 0.1",
         "  learning rate at step 5004: 0.0123457",
@@ -155,7 +155,7 @@ def test_facts_are_told_line_by_line():
     ]
     alone = {**plain, "base_lr": {"1": 0.1, "2": 0.1}, "weights": {"note": "gone", "tensors": []}}
     assert as_text(alone, [], False).splitlines()[3:5] == [
-        "  base rate 0.1, whatever the number of ranks",
+        "  base rate 0.1",
         "  weights: gone",
     ]
     only = {**plain, "weights": {"note": "x", "tensors": [{"state": "kept", "name": "a", "here": "1", "there": ""}]}}

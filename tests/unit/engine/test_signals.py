@@ -62,15 +62,17 @@ def test_ranks_leave_one_step_after_any_of_them_got_a_signal(clock: list[float],
 
 
 @pytest.mark.parametrize(
-    ("number", "saves", "said"),
+    ("number", "saves", "has_begun", "said"),
     [
-        (signal.SIGINT, True, "Ctrl-C: saving after this step; again: leave without saving"),
-        (signal.SIGINT, False, "Ctrl-C: stopping after this batch; again: leave at once"),
-        (signal.SIGTERM, True, "SIGTERM (signal 15): saving after this step"),
+        (signal.SIGINT, True, True, "Ctrl-C: saving after this step; again: leave without saving"),
+        (signal.SIGINT, True, False, "Ctrl-C: stopping; no step was made yet; again: leave without saving"),
+        (signal.SIGINT, False, False, "Ctrl-C: stopping after this batch; again: leave at once"),
+        (signal.SIGTERM, True, True, "SIGTERM (signal 15): saving after this step"),
     ],
 )
-def test_an_answer_says_what_comes(number: int, saves: bool, said: str):
+def test_an_answer_says_what_comes(number: int, saves: bool, has_begun: bool, said: str):
     ours = StopSignals(World(), saves)
+    ours.has_begun = has_begun
     assert ours._answer(number) == said
     ours._pending = number
     with pytest.raises(Interrupted):
