@@ -98,7 +98,7 @@ def test_two_ranks_evaluate_thirteen_images_as_one_and_one_of_them_tells(both, n
     [file] = (folder / name).glob("scores-ckpt-*.json")
     found = json.loads(file.read_text())
     assert found["tables"] == alone[name].tables
-    assert found["values"] == pytest.approx(alone[name].values, rel=1e-9 if name == "masks" else 0)
+    assert found["values"] == pytest.approx(alone[name].values, rel=1e-7 if name == "masks" else 0)  # sums in fp32
     assert [row["index"] for row in found["worst"]] == [row["index"] for row in alone[name].worst]
     assert said.count("  ar1 ") == said.count("  pixel_accuracy ") == 1
     assert all(said.count(f"  {row['class']} ") >= 1 for row in alone["boxes"].tables["classes"])
