@@ -88,6 +88,11 @@ def links_to_no_heading(document: Path) -> list[str]:
     return [f"{file.name}#{at}" for file, at in local if file.suffix == ".md" and at not in anchors(file)]
 
 
+def test_the_changelog_names_pages_that_are_there():
+    named = re.findall(r"\b(?:docs|benchmarks)/[\w/.-]+\.\w+", (REPO / "CHANGELOG.md").read_text("utf-8"))
+    assert len(named) > 20 and [each for each in named if not (REPO / each).exists()] == []
+
+
 def test_every_link_to_a_heading_leads_to_one():
     assert found_in(links_to_no_heading) == {}
 
