@@ -74,7 +74,6 @@ def alone(on_cpu: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., 
         *args, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1, **kwargs
     )
     gc.collect()  # threads of gloo must not hold tensors of a model that nobody has any more
-    gc.unfreeze()
     dist.destroy_process_group()
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from sightline_migrate.stand_ins import apex, apex_amp, apex_optimizers
+
 # As NVIDIA/apex declares them, but for the rate of FusedSGD, which apex has no default for.
 DECLARED = {
     "optimizers.FusedAdam": {
@@ -135,6 +137,20 @@ def test_defaults_are_those_of_apex(started: None, name: str):
     found = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
     assert found == DECLARED[name], name
     assert {key: type(value) for key, value in found.items()} == {k: type(v) for k, v in DECLARED[name].items()}
+
+
+def test_every_default_of_apex_is_declared_above(started: None):
+    """Of what sightline_migrate.stand_ins.apex, sightline_migrate.stand_ins.apex_amp and
+    sightline_migrate.stand_ins.apex_optimizers hold in the place of apex."""
+    for module in (apex, apex_amp, apex_optimizers):
+        for name, each in inspect.getmembers(module, callable):
+            if getattr(each, "__module__", "").startswith("apex.") and not name.startswith("_"):
+                defaults = [p for p in inspect.signature(each).parameters.values() if p.default is not p.empty]
+                assert not defaults or any(known.endswith(f".{name}") for known in DECLARED), name
+
+
+def test_the_applier_of_kernels_has_the_chunks_of_apex(started: None):
+    assert importlib.import_module("apex.multi_tensor_apply").multi_tensor_applier.chunk_size == 2048 * 32
 
 
 @pytest.mark.parametrize("name", [name for name in DECLARED if name.startswith("optimizers.")])

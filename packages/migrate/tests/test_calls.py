@@ -152,6 +152,23 @@ def test_claim(on_cpu: Start):
     assert repr(x) == "tensor([1., 1.])"  # torch itself knows the truth
 
 
+# What cudaGetDeviceProperties says of an A100, and what a script cannot need of a device that is none.
+A100 = {
+    "max_threads_per_multi_processor": 2048,
+    "max_threads_per_block": 1024,
+    "warp_size": 32,
+    "regs_per_multiprocessor": 65536,
+    "shared_memory_per_block": 48 << 10,
+    "shared_memory_per_block_optin": 163 << 10,
+    "shared_memory_per_multiprocessor": 164 << 10,
+    "L2_cache_size": 40 << 20,
+}
+UNKNOWN = [
+    "is_integrated", "is_multi_gpu_board", "clock_rate", "memory_clock_rate", "memory_bus_width",
+    "pci_bus_id", "pci_device_id", "pci_domain_id", "minor",
+]  # fmt: skip
+
+
 def test_queries(on_cpu: Start, monkeypatch: pytest.MonkeyPatch):
     on_cpu()
     cuda = torch.cuda
@@ -162,6 +179,8 @@ def test_queries(on_cpu: Start, monkeypatch: pytest.MonkeyPatch):
     assert properties.major == 8 and properties.name == cuda.get_device_name(torch.device("cuda:0"))
     assert properties.total_memory == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert properties.multi_processor_count == os.cpu_count() and "total_memory" in repr(properties)
+    facts = {name: value for name, value in vars(properties).items() if name in A100 or value in (0, "")}
+    assert facts == A100 | dict.fromkeys(UNKNOWN, 0) | {"gcnArchName": ""}
     assert torch.backends.cudnn.is_available() and torch.backends.cudnn.version() > 0 and torch.backends.cuda.is_built()
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
     cuda.set_device(1)

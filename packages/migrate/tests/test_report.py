@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sightline_migrate.options import MigrateError
-from sightline_migrate.reporting import report
+from sightline_migrate.reporting import advice, report
 
 
 def site(kind: str, api: str, line: int, count: int, file: str = "/x/train.py") -> dict[str, Any]:
@@ -175,3 +175,15 @@ def test_documents_are_read_in_the_order_of_ranks_and_starts(tmp_path: Path):
     (tmp_path / "migrate_9_9.json").write_text("[]")
     with pytest.raises(MigrateError, match="has format None, this version reads 1; delete it, or run again"):
         report.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Found no NVIDIA driver", "?:0: RuntimeError: needs a real CUDA device, not xpu; this call has no rule"),
+        ("0 active drivers", "?:0: RuntimeError: Triton has no driver for xpu; TRITON_INTERPRET=1 emulates it, slowly"),
+        ("something else", ""),
+    ],
+)  # fmt: skip
+def test_an_error_outside_of_the_users_lines_has_no_place(text: str, said: str):
+    assert advice.advise(RuntimeError(text), "xpu") == said

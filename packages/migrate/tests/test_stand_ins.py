@@ -426,7 +426,8 @@ def test_pynvml_without_a_driver_is_replaced(
     installed.mkdir()
     (installed / "pynvml.py").write_text("def nvmlDeviceGetCount(): return 8\n")
     monkeypatch.syspath_prepend(installed)
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", sys)  # so that what is imported below goes when the test ends
+    monkeypatch.delitem(sys.modules, "pynvml")
     monkeypatch.setattr(stand_in, "driver_answers", lambda: has_driver)
     real = importlib.import_module("pynvml")  # as torch.cuda may have done
     on_cpu()

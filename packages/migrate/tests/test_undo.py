@@ -42,7 +42,11 @@ def snapshot() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"claim": True, "fp16_to_bf16": True, "cuda_version": "12.4"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"claim": True, "fp16_to_bf16": True, "cuda_version": "12.4"}],
+    ids=str,
+)
 def test_undo_restores_everything(options: dict[str, Any]):
     table.families()  # importing them may import parts of torch
     with migrate(target="cpu", **options):

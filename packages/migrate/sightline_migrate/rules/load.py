@@ -120,7 +120,7 @@ def _make_tensor_type(rule: Rule, original: Any, session: Session) -> Any:
 
     def set_default_tensor_type(t: Any, /) -> None:
         nonlocal is_set
-        name = t.rsplit(".", 1)[-1] if isinstance(t, str) else t.__name__
+        name = t.rpartition(".")[2] if isinstance(t, str) else t.__name__
         is_cuda = t.startswith("torch.cuda.") if isinstance(t, str) else getattr(t, "is_cuda_type", False)
         if not is_cuda:
             if is_set:

@@ -191,7 +191,7 @@ def _make_traced_cuda(rule: Rule, original: Any, session: Session) -> Any:
 
 def _make_half(rule: Rule, original: Any, session: Session) -> Any:
     """Convert Tensor.half and Tensor.bfloat16."""
-    asked = getattr(torch, rule.name.rsplit(".", 1)[-1])
+    asked = getattr(torch, rule.name.rpartition(".")[2])
     convert, conversions = convert_of(session), Conversions(rule)
     if convert is None or convert(asked) is asked:
         return original
@@ -209,7 +209,7 @@ def _make_half(rule: Rule, original: Any, session: Session) -> Any:
 
 def _make_module_half(rule: Rule, original: Any, session: Session) -> Any:
     """Convert Module.half and Module.bfloat16, counted once, not per parameter."""
-    asked = getattr(torch, rule.name.rsplit(".", 1)[-1])
+    asked = getattr(torch, rule.name.rpartition(".")[2])
     convert, conversions = convert_of(session), Conversions(rule)
     if convert is None or convert(asked) is asked:
         return original
@@ -232,7 +232,7 @@ def _make_type(rule: Rule, original: Any, session: Session) -> Any:
             text = original(self)
             if shows and not is_dynamo_compiling() and self.is_cuda and zones.zone() == zones.SCRIPT:
                 record.hit(rule)
-                return "torch.cuda." + text.rsplit(".", 1)[-1]
+                return "torch.cuda." + text.rpartition(".")[2]
             return text
         wanted, is_cuda = _type_asked(dtype)
         used = convert(wanted) if convert is not None and converts_here() else wanted
@@ -254,7 +254,7 @@ def _type_asked(dtype: Any) -> tuple[Any, bool]:
     if isinstance(dtype, torch.dtype):
         return dtype, False
     if isinstance(dtype, str) and dtype.startswith("torch."):
-        found = getattr(torch, dtype.rsplit(".", 1)[-1], None)
+        found = getattr(torch, dtype.rpartition(".")[2], None)
         return getattr(found, "dtype", dtype), dtype.startswith("torch.cuda.")
     return getattr(dtype, "dtype", dtype), bool(getattr(dtype, "is_cuda_type", False))
 

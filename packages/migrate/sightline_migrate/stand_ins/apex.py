@@ -285,7 +285,7 @@ class MultiTensorApply:
     available = False
     warned = True
 
-    def __init__(self, chunk_size: int = 2048 * 32) -> None:
+    def __init__(self, chunk_size: int) -> None:
         self.chunk_size = chunk_size
 
     def __call__(self, op: Any, *args: Any) -> NoReturn:
@@ -323,5 +323,5 @@ MODULES: dict[str, dict[str, Any]] = {
     "apex.parallel.LARC": {"LARC": optimizers.LARC},
     "apex.parallel.distributed": {"DistributedDataParallel": DistributedDataParallel, "Reducer": Reducer},
     "apex.parallel.optimized_sync_batchnorm": {"SyncBatchNorm": SyncBatchNorm},
-    "apex.multi_tensor_apply": {"MultiTensorApply": MultiTensorApply, "multi_tensor_applier": MultiTensorApply()},
+    "apex.multi_tensor_apply": {"MultiTensorApply": MultiTensorApply, "multi_tensor_applier": MultiTensorApply(65536)},
 }

@@ -48,7 +48,7 @@ class _TypedTensor(type):
 def typed_tensor(rule: Rule, original: Any, session: Session) -> Any:
     """Make torch.cuda.*Tensor and torch.cuda.sparse.*Tensor."""
     owner = torch.sparse if ".sparse." in rule.name else torch
-    name = rule.name.rsplit(".", 1)[-1]
+    name = rule.name.rpartition(".")[2]
     asked = getattr(owner, name)
     convert = convert_of(session)
     dtype = asked.dtype if convert is None else convert(asked.dtype)
