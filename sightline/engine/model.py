@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from sightline.kernels import batch_norm_check, bottleneck_check
 from sightline.models import norm
 from sightline.parts import DataSpec, ModelConfig
 from sightline.recipe.recipe import Recipe, Run
+
+ShapesOf = Callable[[int], list[tuple[int, ...]]]
 
 
 class BuiltModel(NamedTuple):
@@ -63,7 +66,10 @@ def choose_kernels(model: nn.Module, recipe: Recipe, run: Run, spec: DataSpec, w
     if any(isinstance(module, _InstanceNorm) for module in model.modules()):
         from sightline.kernels import instance_norm_check  # 30 ms that networks without such norms need not wait for
 
-        notes.append(instance_norm_check.choose(model, cfg.precision, run.channels_last))
+        parts = 1 if cfg.measures_accumulation else int(cfg.accumulation)
+        shapes_of: ShapesOf | None = getattr(model, "norm_shapes", None)  # of those that know them
+        shapes = shapes_of(local_batch // parts) if shapes_of else []
+        notes.append(instance_norm_check.choose(model, cfg.precision, run.channels_last, shapes))
     return notes
 
 

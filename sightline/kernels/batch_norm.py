@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline import kernels
+from sightline.kernels.operation import operation, refuse_gradient
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -110,31 +111,31 @@ def take_statistics(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
 # Registered as torch operations, so that a compiler neither traces into them nor changes the layout of their inputs.
 # An operation with a gradient may not change its inputs, so the statistics are one of their own. The gradients of the
 # others include the way through the statistics.
-@torch.library.custom_op("sightline::batch_norm_statistics", mutates_args=("running_mean", "running_var"), **OPTIONS)
+@operation("batch_norm_statistics", mutates_args=("running_mean", "running_var"), **OPTIONS)
 def _statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float) -> Tensor:
     from sightline.kernels import batch_norm_triton
 
     return batch_norm_triton.statistics(x.contiguous(memory_format=LAYOUT), running_mean, running_var, momentum, eps)
 
 
-@_statistics.register_fake
+@torch.library.register_fake(_statistics)
 def _(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float) -> Tensor:
     return x.new_empty((2, x.shape[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op("sightline::batch_norm_relu", mutates_args=(), **OPTIONS)
+@operation("batch_norm_relu", **OPTIONS)
 def _relu(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     from sightline.kernels import batch_norm_triton
 
     return batch_norm_triton.apply(x.contiguous(memory_format=LAYOUT), (statistics, weight, bias))
 
 
-@_relu.register_fake
+@torch.library.register_fake(_relu)
 def _(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("sightline::batch_norm_add_relu", mutates_args=(), **OPTIONS)
+@operation("batch_norm_add_relu", **OPTIONS)
 def _add_relu(
     x: Tensor,
     statistics: Tensor,
@@ -156,7 +157,7 @@ def _add_relu(
     return y, x.new_zeros(1).expand(x.shape)
 
 
-@_add_relu.register_fake
+@torch.library.register_fake(_add_relu)
 def _(
     x: Tensor,
     statistics: Tensor,
@@ -171,7 +172,7 @@ def _(
     return torch.empty_like(x), x.new_zeros(1).expand(x.shape)
 
 
-@torch.library.custom_op("sightline::batch_norm_relu_backward", mutates_args=(), **OPTIONS)
+@operation("batch_norm_relu_backward", **OPTIONS)
 def _gradient(grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     from sightline.kernels import batch_norm_triton
 
@@ -179,12 +180,15 @@ def _gradient(grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bia
     return batch_norm_triton.backward(grad_y, x, (statistics, weight, bias))
 
 
-@_gradient.register_fake
+@torch.library.register_fake(_gradient)
 def _(grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((2, x.shape[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op("sightline::batch_norm_add_relu_backward", mutates_args=(), **OPTIONS)
+refuse_gradient(_gradient)
+
+
+@operation("batch_norm_add_relu_backward", **OPTIONS)
 def _gradient_of_sum(
     grad_y: Tensor,
     grad_through: Tensor | None,
@@ -213,7 +217,7 @@ def _gradient_of_sum(
     return grad_x, grad_other, sums
 
 
-@_gradient_of_sum.register_fake
+@torch.library.register_fake(_gradient_of_sum)
 def _(
     grad_y: Tensor,
     grad_through: Tensor | None,
@@ -228,6 +232,9 @@ def _(
     other_bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(x), x.new_empty((3, x.shape[1]), dtype=torch.float32)
+
+
+refuse_gradient(_gradient_of_sum)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -265,5 +272,5 @@ def _differentiate_sum(ctx: Any, grad_y: Tensor | None, grad_through: Tensor | N
     return *of_x, grad_other, None, None, None, None
 
 
-_relu.register_autograd(_differentiate, setup_context=_keep)
-_add_relu.register_autograd(_differentiate_sum, setup_context=_keep_with_result)
+torch.library.register_autograd(_relu, _differentiate, setup_context=_keep)
+torch.library.register_autograd(_add_relu, _differentiate_sum, setup_context=_keep_with_result)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sightline import kernels
 from sightline.kernels import bottleneck_reference
 from sightline.kernels.bottleneck_steps import Norm
+from sightline.kernels.operation import operation, refuse_gradient
 
 CHANNELS = 64  # whose multiples the kernels take
 MEAN, RSTD, VARIANCE, SCALE, BIAS = range(5)  # rows of the statistics
@@ -119,7 +120,7 @@ def _laid(x: Tensor) -> Tensor:
 
 
 # Registered as torch operations, so that a compiler neither traces into them nor changes the layout of their inputs.
-@torch.library.custom_op("sightline::bottleneck", mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
+@operation("bottleneck", tags=(torch.Tag.needs_exact_strides,))
 def _operation(
     x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor], stride: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -146,7 +147,7 @@ def _operation(
     return out, bits, y1, y2, y3, x.new_empty(0) if other is None else other, stats, half
 
 
-@_operation.register_fake
+@torch.library.register_fake(_operation)
 def _(
     x: Tensor, weights: list[Tensor], gammas: list[Tensor], betas: list[Tensor], stride: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -170,7 +171,7 @@ def _(
     )
 
 
-@torch.library.custom_op("sightline::bottleneck_backward", mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
+@operation("bottleneck_backward", tags=(torch.Tag.needs_exact_strides,))
 def _gradient(
     grad: Tensor,
     x: Tensor,
@@ -202,7 +203,7 @@ def _gradient(
     return steps.add_dgrad(rest, dy1, weights[0]), dw1, dw2, dw3, dwp, affine
 
 
-@_gradient.register_fake
+@torch.library.register_fake(_gradient)
 def _(
     grad: Tensor,
     x: Tensor,
@@ -216,6 +217,9 @@ def _(
     last = like[3] if len(weights) == 4 else x.new_empty(0)
     affine = x.new_empty((2, _columns(weights)[-1].stop), dtype=saved[5].dtype)
     return _laid(torch.empty_like(x)), like[0], like[1], like[2], last, affine
+
+
+refuse_gradient(_gradient)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -234,4 +238,4 @@ def _differentiate(ctx: Any, grad: Tensor, *_: None) -> tuple[Any, ...]:
     return dx, of_weights[:n], of_gammas, of_betas, None, None
 
 
-_operation.register_autograd(_differentiate, setup_context=_keep)
+torch.library.register_autograd(_operation, _differentiate, setup_context=_keep)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sightline import kernels
+from sightline.kernels.operation import operation, refuse_gradient
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -88,20 +89,18 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float)
 
 
 # Registered as torch operations, so that a compiler neither traces into them nor changes the layout of their inputs.
-@torch.library.custom_op("sightline::instance_norm_leaky_relu", mutates_args=(), tags=(torch.Tag.needs_exact_strides,))
+@operation("instance_norm_leaky_relu", tags=(torch.Tag.needs_exact_strides,))
 def _operation(x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float) -> tuple[Tensor, Tensor]:
     x = x.contiguous(memory_format=LAYOUTS[x.dim()])
     return run_forward(x, weight.contiguous(), bias.contiguous(), eps, slope)
 
 
-@_operation.register_fake
+@torch.library.register_fake(_operation)
 def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((2, x.shape[0], x.shape[1]), dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "sightline::instance_norm_leaky_relu_backward", mutates_args=(), tags=(torch.Tag.needs_exact_strides,)
-)
+@operation("instance_norm_leaky_relu_backward", tags=(torch.Tag.needs_exact_strides,))
 def _gradient(
     grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor, slope: float
 ) -> tuple[Tensor, Tensor]:
@@ -110,11 +109,14 @@ def _gradient(
     return run_backward(grad_y, x, weight.contiguous(), bias.contiguous(), statistics, slope)
 
 
-@_gradient.register_fake
+@torch.library.register_fake(_gradient)
 def _(
     grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor, slope: float
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((2, x.shape[0], x.shape[1]), dtype=torch.float32)
+
+
+refuse_gradient(_gradient)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -130,4 +132,4 @@ def _differentiate(ctx: Any, grad_y: Tensor, _: None) -> tuple[Tensor, Tensor, T
     return grad_x, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype), None, None
 
 
-_operation.register_autograd(_differentiate, setup_context=_keep)
+torch.library.register_autograd(_operation, _differentiate, setup_context=_keep)

@@ -15,6 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from sightline import kernels
 from sightline.kernels import instance_norm, self_check
 from sightline.kernels.ahead import compile_ahead
+from sightline.kernels.gradients import gradients
 from sightline.kernels.instance_norm import HAS_TRITON
 from sightline.kernels.self_check import OF_NORMS, PRECISIONS, Draw
 
@@ -25,14 +26,29 @@ EPS, SLOPE = 1e-5, 0.01
 SIZES = ((3, 6, 8), (40, 80, 93), (2, 160, 205))
 
 
-def choose(model: nn.Module, precision: str, channels_last: bool) -> str:
-    """Let instance norms run by the kernels if these are right here; return a note for the user if not."""
+def choose(model: nn.Module, precision: str, channels_last: bool, shapes: Sequence[tuple[int, ...]] = ()) -> str:
+    """Let instance norms run by the kernels if these are right here; return a note for the user if not. Those for
+    `shapes`, what norms get in a step, are compiled side by side then: the step would do it one after another."""
     norms = [module for module in model.modules() if isinstance(module, _InstanceNorm)]
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     can_run = HAS_TRITON and channels_last and place.type == "cuda" and precision in PRECISIONS
     if not (norms and can_run and kernels.are_allowed()):
         return ""
-    return decide(place, PRECISIONS[precision], kinds_of([norm.num_features for norm in norms]), SIZES)
+    dtype = PRECISIONS[precision]
+    note = decide(place, dtype, kinds_of([norm.num_features for norm in norms]), SIZES)
+    if shapes and not note:
+        compile_ahead([partial(_rehearse, place, dtype, shape) for shape in dict.fromkeys(shapes)], place)
+    return note
+
+
+def _rehearse(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Run the kernels as a step does, on memory as it is."""
+    layout = instance_norm.LAYOUTS[len(shape)]
+    x = torch.empty(shape, dtype=dtype, device=device, memory_format=layout).requires_grad_()
+    weight, bias = (torch.ones(shape[1], device=device, requires_grad=True) for _ in range(2))
+    with torch.enable_grad():
+        y = instance_norm.instance_norm_leaky_relu(x, weight, bias, EPS, SLOPE)
+    gradients((y,), (x, weight, bias), (torch.empty_like(y),))
 
 
 def kinds_of(channels: Sequence[int]) -> tuple[int, ...]:
@@ -107,7 +123,7 @@ def _exact(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor) -> tuple[Tens
     with torch.enable_grad():
         leaves = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
         y = instance_norm.reference(leaves[0], leaves[1], leaves[2], EPS, SLOPE)
-        of_x, of_weight, of_bias = torch.autograd.grad(y, leaves, outer.double())
+        of_x, of_weight, of_bias = gradients((y,), leaves, (outer.double(),))
     return y.detach(), of_x, torch.stack((of_bias, of_weight))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from sightline import kernels
 from sightline.boxes import iou
 from sightline.kernels import self_check
+from sightline.kernels.operation import operation, refuse_gradient
 
 # Overlaps that lie in memory at once where no kernel or compiler keeps them out of it, by the kind of device: a CPU's
 # caches hold 8 MB, and a GPU is slow in small pieces.
@@ -24,7 +25,7 @@ def applies(boxes: Tensor) -> bool:
     return HAS_TRITON and kernels.are_allowed() and boxes.is_cuda and boxes.dtype == torch.float32
 
 
-@torch.library.custom_op("sightline::best_overlaps", mutates_args=())
+@operation("best_overlaps")
 def best_overlaps(boxes: Tensor, used: Tensor, corners: Tensor) -> tuple[Tensor, Tensor]:
     """Return the box of each anchor (batch, anchors) and the anchor of each box (batch, n); of equal ones the first.
 
@@ -38,10 +39,13 @@ def best_overlaps(boxes: Tensor, used: Tensor, corners: Tensor) -> tuple[Tensor,
     return overlaps_triton.best_overlaps(boxes.contiguous(), used, corners.contiguous())
 
 
-@best_overlaps.register_fake
+@torch.library.register_fake(best_overlaps)
 def _(boxes: Tensor, used: Tensor, corners: Tensor) -> tuple[Tensor, Tensor]:
     batch, n = boxes.shape[:2]
     return used.new_empty((batch, len(corners)), dtype=torch.int64), used.new_empty((batch, n), dtype=torch.int64)
+
+
+refuse_gradient(best_overlaps)
 
 
 def plain(boxes: Tensor, corners: Tensor) -> tuple[Tensor, Tensor]:

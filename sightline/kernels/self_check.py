@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from sightline.files.typed_json import read_json
 from sightline.files.whole import cache_folder, replace_text
+from sightline.kernels.gradients import gradients
 
 FORMAT = 1
 MOST_BYTES = 1 << 16
@@ -121,7 +122,7 @@ def _parts(
         leaves = [x.detach().requires_grad_() for x in inputs]
         results = function(*leaves, *modules)
         learnt = [parameter for module in modules for parameter in module.parameters()]
-        grads = torch.autograd.grad(results, [*leaves, *learnt], outers)
+        grads = gradients(results, [*leaves, *learnt], outers)
     of_inputs, of_parameters = list(grads[: len(leaves)]), list(grads[len(leaves) :])
     statistics = [each for module in modules for each in module.buffers()]
     return _Parts(results[0].detach(), of_inputs, of_parameters, statistics)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from sightline.kernels import batch_norm
 from sightline.kernels.batch_norm import LAYOUT, OPTIONS
+from sightline.kernels.operation import operation, refuse_gradient
 
 MOST = 1 << 31  # the kernels index an image with 32 bits
 
@@ -36,7 +37,7 @@ def reference(x: Tensor, norm: nn.BatchNorm2d, top: int, left: int) -> Tensor:
     return functional.max_pool2d(functional.relu(norm(x)), 3, 2, padding=(top, left), ceil_mode=ends_early)
 
 
-@torch.library.custom_op("sightline::norm_relu_pool", mutates_args=(), **OPTIONS)
+@operation("norm_relu_pool", **OPTIONS)
 def _operation(
     x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, top: int, left: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,7 +47,7 @@ def _operation(
     return stem_tail_triton.forward(x, (statistics, weight, bias), top, left)
 
 
-@_operation.register_fake
+@torch.library.register_fake(_operation)
 def _(
     x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, top: int, left: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,7 +56,7 @@ def _(
     return y, torch.empty_like(y), torch.empty_like(y, dtype=torch.uint8)
 
 
-@torch.library.custom_op("sightline::norm_relu_pool_backward", mutates_args=(), **OPTIONS)
+@operation("norm_relu_pool_backward", **OPTIONS)
 def _gradient(
     grad_y: Tensor,
     x: Tensor,
@@ -74,7 +75,7 @@ def _gradient(
     return stem_tail_triton.backward(grad_y, x, winners, places, (statistics, weight, bias), top, left)
 
 
-@_gradient.register_fake
+@torch.library.register_fake(_gradient)
 def _(
     grad_y: Tensor,
     x: Tensor,
@@ -87,6 +88,9 @@ def _(
     left: int,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((2, x.shape[1]), dtype=torch.float32)
+
+
+refuse_gradient(_gradient)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -103,4 +107,4 @@ def _differentiate(ctx: Any, grad_y: Tensor, *_: None) -> tuple[Tensor | None, .
     return grad_x, None, grad_weight, grad_bias, None, None
 
 
-_operation.register_autograd(_differentiate, setup_context=_keep)
+torch.library.register_autograd(_operation, _differentiate, setup_context=_keep)

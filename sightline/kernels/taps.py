@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sightline import kernels
 from sightline.kernels import self_check
+from sightline.kernels.operation import operation, refuse_gradient
 
 HAS_TRITON = find_spec("triton") is not None
 MOST_VOXELS = 1 << 31  # of a sample: the kernel counts them in 32 bits
@@ -22,7 +23,7 @@ def applies(image: Tensor) -> bool:
     return HAS_TRITON and kernels.are_allowed() and image.is_cuda and image[0].numel() < MOST_VOXELS
 
 
-@torch.library.custom_op("sightline::sum_taps", mutates_args=())
+@operation("sum_taps")
 def sum_taps(image: Tensor, places: Tensor, weights: Tensor, axis: int) -> Tensor:
     """Return (batch, ...) fp32: along `axis`, output i is the sum of weights[:, :, i] times image at places[:, :, i].
 
@@ -35,9 +36,12 @@ def sum_taps(image: Tensor, places: Tensor, weights: Tensor, axis: int) -> Tenso
     return taps_triton.sum_taps(image.contiguous(), places.contiguous(), weights.contiguous(), axis)
 
 
-@sum_taps.register_fake
+@torch.library.register_fake(sum_taps)
 def _(image: Tensor, places: Tensor, weights: Tensor, axis: int) -> Tensor:
     return image.new_empty(image.shape, dtype=torch.float32)
+
+
+refuse_gradient(sum_taps)
 
 
 def plain(image: Tensor, places: Tensor, weights: Tensor, axis: int) -> Tensor:

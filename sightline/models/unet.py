@@ -250,6 +250,14 @@ class Unet(nn.Module):
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
 
+    def norm_shapes(self, batch: int) -> list[tuple[int, ...]]:
+        """Return the shape that the norms of every level get of a batch."""
+        shapes, size = [], self.patch
+        for channels, stride in zip(self.filters, self.strides, strict=True):
+            size = tuple(side // step for side, step in zip(size, stride, strict=True))
+            shapes.append((batch, channels, *size))
+        return shapes
+
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
         x, skips = image, []
         for block in self.encoder:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from sightline.metrics.coco_map import CocoMap
 from sightline.parts import Batch, DataSpec, Loss, PredictOptions, Task
 from sightline.tasks.config import DetectionConfig
 from sightline.tasks.matching import hard_negatives, match
 from sightline.tasks.nms import boxes_of
+from sightline.tasks.recomputed import recomputed
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Detection(Task, DetectionConfig):
         is_positive = classes > 0  # (batch, anchors)
         # Made again for the gradient: what that would keep, in fp32, is twice the size of half-precision logits (362 MB
         # more for 128 images), and whether a compiler sees it by itself depends on what stands around it.
-        cross_entropy = checkpoint(_cross_entropy, logits, classes, use_reentrant=False, preserve_rng_state=False)
+        cross_entropy = recomputed(_cross_entropy, logits, classes)
         is_chosen = is_positive | hard_negatives(cross_entropy, is_positive)
         matched = is_positive.sum(1)  # (batch,)
         share = 1 / matched.clamp(min=1)

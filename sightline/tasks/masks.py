@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from sightline.metrics.dice import soft_sums
 from sightline.metrics.iou import MeanIou, mean_dice_loss
 from sightline.parts import IGNORED, Batch, DataSpec, Loss, Task
 from sightline.tasks.config import MaskConfig
+from sightline.tasks.recomputed import recomputed
 from sightline.tasks.sliding_window import sliding_windows
 
 
@@ -29,17 +29,7 @@ class Masks(Task, MaskConfig):
         label = batch["label"]
         counted = label != IGNORED
         # Made again for the gradient from the logits, which are kept anyway.
-        sums, cost = checkpoint(
-            soft_sums,
-            model(batch["image"]),
-            label,
-            "ce",
-            counted,
-            torch.float32,
-            0,
-            use_reentrant=False,
-            preserve_rng_state=False,
-        )
+        sums, cost = recomputed(soft_sums, model(batch["image"]), label, "ce", counted, torch.float32, 0)
         cross_entropy = cost.sum() / counted.sum().clamp(min=1)
         dice = mean_dice_loss(sums.sum(0))
         shown = {"ce_loss": cross_entropy.detach() * len(label), "dice_loss": dice.detach() * len(label)}

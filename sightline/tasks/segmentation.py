@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from sightline.errors import UsageError
 from sightline.metrics.dice import Dice, dice_loss, soft_sums
 from sightline.parts import Batch, DataSpec, Loss, Task
 from sightline.tasks.config import SegmentationConfig
+from sightline.tasks.recomputed import recomputed
 from sightline.tasks.sliding_window import sliding_windows
 
 Forward = Callable[[Sequence[Tensor]], list[Tensor]]  # scores of each image or volume
@@ -46,9 +46,7 @@ class Segmentation(Task, SegmentationConfig):
             label = _nearest(batch["label"], logits.shape[2:])
             # Made again for the gradient from the logits, which are kept anyway: softmax and masks in fp32 are several
             # times their size.
-            overlap, cost = checkpoint(
-                soft_sums, logits, label, self.voxel_loss, use_reentrant=False, preserve_rng_state=False
-            )
+            overlap, cost = recomputed(soft_sums, logits, label, self.voxel_loss)
             soft.append(overlap.sum(0))
             voxel.append(cost.sum() / label.numel())
         totals = torch.stack(soft)  # (outputs, classes - 1, 3)

@@ -1,6 +1,8 @@
 """Instance norm with leaky ReLU: the reference, where kernels apply, how they tile a shape, and what they compute."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +161,23 @@ def test_all_kernels_compute_it_in_tritons_interpreter(chosen: str, tmp_path: Pa
     done = warm.python(tmp_path, *words, environ=environ)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-500:]
+
+
+FIRST_CALL = """
+import sys
+import torch
+from sightline.kernels import instance_norm
+x = torch.ones(2, 4, 6, 6).to(memory_format=torch.channels_last).requires_grad_()
+instance_norm._operation(x, torch.ones(4), torch.zeros(4), 1e-5, 0.01)[0].sum().backward()
+print(x.grad is not None, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_first_call_does_not_import_torchs_compiler():
+    pytest.importorskip("triton")
+    environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPO)}
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "False"], done.stderr[-2000:]
 
 
 POINTERS = {"x": "*bf16", "y": "*bf16", "grad_y": "*bf16", "grad_x": "*bf16"}

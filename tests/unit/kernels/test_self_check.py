@@ -201,10 +201,10 @@ def test_a_pool_is_checked_on_windows_whose_largest_value_rounding_cannot_change
     assert windows.diff().min() > 0.05
 
 
-def choose_instance_norm(precision="bf16", channels_last=True, device="cuda"):
+def choose_instance_norm(precision="bf16", channels_last=True, device="cuda", shapes=()):
     with FakeTensorMode(), torch.device(device):
         model = nn.Sequential(*(nn.InstanceNorm2d(count, affine=True) for count in (32, 64, 512)))
-        return instance_norm_check.choose(model, precision, channels_last)
+        return instance_norm_check.choose(model, precision, channels_last, shapes)
 
 
 def test_a_run_checks_instance_norm_and_a_hopper_then_reads_once(monkeypatch):
@@ -221,6 +221,29 @@ def test_a_run_checks_instance_norm_and_a_hopper_then_reads_once(monkeypatch):
     monkeypatch.setattr(once, "runs_at_once", lambda device: True)
     assert choose_instance_norm() == "" and check.runs == 1
     assert [dtype for _, dtype in instance_norm._trusted] == [torch.bfloat16]
+
+
+def test_norms_of_a_step_are_compiled_before_it_where_they_passed(monkeypatch):
+    once = pytest.importorskip("sightline.kernels.instance_norm_once_triton")
+    monkeypatch.setattr(once, "runs_at_once", lambda device: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(instance_norm_check, "why_wrong", Check())
+    works = []
+    monkeypatch.setattr(instance_norm_check, "compile_ahead", lambda given, device: works.extend(given))
+    shapes = [(2, 32, 8, 8), (2, 512, 4, 4, 4), (2, 32, 8, 8)]
+    assert choose_instance_norm() == choose_instance_norm(channels_last=False, shapes=shapes) == "" and not works
+    assert choose_instance_norm(shapes=shapes) == ""
+    seen = []
+
+    def run(x, *others):  # in place of Triton: the result, or the gradient, and two numbers for each image and channel
+        seen.append((tuple(x.shape), x.dtype, x.is_contiguous(memory_format=instance_norm.LAYOUTS[x.dim()])))
+        return torch.empty_like(x), x.new_empty((2, *x.shape[:2]), dtype=torch.float32)
+
+    for name, stand_in in (("applies", lambda x: True), ("run_forward", run), ("run_backward", run)):
+        monkeypatch.setattr(instance_norm, name, stand_in)
+    for work in works:
+        work.func(CPU, *work.args[1:])
+    assert seen == [(shape, torch.bfloat16, True) for shape in shapes[:2] for _ in ("forward", "backward")]
 
 
 def test_instance_norm_that_failed_its_check_is_plain_torch(monkeypatch):

@@ -408,6 +408,15 @@ def test_volumes_have_their_channels_last_too():
 # What it refuses, and what it tells
 
 
+@pytest.mark.parametrize(("size", "spacing"), [((56, 40), ()), ((32, 32, 16), (1.0, 1.0, 3.0))])
+def test_the_shapes_that_norms_get_are_known_ahead(monkeypatch, size, spacing):
+    seen = []
+    monkeypatch.setattr(unet.InstanceNorm, "forward", lambda norm, x, slope=1.0: seen.append(tuple(x.shape)) or x)
+    model = unet.build(UnetConfig(width=4), DataSpec(("a", "b"), 1, size, (), (), spacing=spacing))
+    model(torch.zeros(2, 1, *size))
+    assert set(seen) == set(model.norm_shapes(2))
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
