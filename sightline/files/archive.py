@@ -325,7 +325,7 @@ def _number(field: bytes, archive: str, position: int) -> int:
 
 
 def _ustar_name(header: bytes) -> str:
-    name, prefix = header[:100].split(b"\0", 1)[0], header[345:500].split(b"\0", 1)[0]
+    name, prefix = header[:100].partition(b"\0")[0], header[345:500].partition(b"\0")[0]
     is_posix = header[257:263] == b"ustar\0"  # GNU puts times where POSIX puts the prefix
     return os.fsdecode(prefix + b"/" + name if is_posix and prefix else name)
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
-from sightline.errors import BadCheckpoint, UsageError
+from sightline.errors import BadCheckpoint, UsageError, first_of
 
 KINDS = {  # Keras's name of an array -> torch's
     "kernel": "weight",
@@ -31,9 +34,12 @@ IN_BLOCK = re.compile(r"conv([2-5])_block([1-9]\d{0,2})_(?:(preact)|([0-3]))_(co
 # As Keras before 2.2.5 and TensorFlow's Keras script call them: res2a_branch2a, bn2a_branch2a, res2a_branch1.
 IN_OLD_BLOCK = re.compile(r"(res|bn)([2-5])([a-z])_branch(?:(1)|2([abc]))", re.ASCII)
 OUTSIDE = {"conv1_conv": "conv1", "conv1_bn": "bn1", "post_bn": "bn_out", "conv1": "conv1", "bn_conv1": "bn1"}
-HEAP = b"GCOL\x01\0\0\0"  # signature of an HDF5 string heap
+HEAP = b"GCOL\x01\0\0\0"  # signature of a string heap
+SAVE_AGAIN = "save the weights of the network alone, with Keras's model.save_weights()"
+MOST_STRINGS = 100_000  # and heaps of them; ResNet152V2 has some hundred in ten heaps
 MOST_OBJECTS = 10_000  # folders and arrays of a file, 15 kB each; ResNet152 has 932 arrays, with an optimizer thrice
-HARMLESS_LENGTH = 2**16  # characters; a claim up to this size is not checked
+MOST_FOLDERS = 64  # in each other; a model within a model adds two
+MOST_MEMORY = 2**29  # bytes for the folders and names of a file
 
 Found = dict[tuple[str, str], Any]  # (layer, kind) -> an h5py dataset, not yet read
 
@@ -53,7 +59,9 @@ def read_keras(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     try:
         _check_heaps(path)
         with h5py.File(path, "r") as file:
-            return _convert(_datasets(file, h5py, path), expected, path)
+            with _bounded_memory():
+                found = _datasets(file, h5py, path)
+            return _convert(found, expected, path)
     except BadCheckpoint:
         raise
     except Exception as error:  # h5py raises many types for a damaged file
@@ -63,47 +71,49 @@ def read_keras(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ) from error
 
 
-def _check_heaps(path: Path) -> None:
-    """Raise BadCheckpoint if a string heap, which holds layer names, or a pointer into one is damaged.
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Refuse this process more than MOST_MEMORY beyond what it has, where the kernel does so: HDF5 allocates whatever
+    length a file claims for a text, up to 4 GiB, before it looks for the text. Reserved addresses do not count."""
+    used, before = getattr(psutil.Process().memory_info(), "data", 0), resource.getrlimit(resource.RLIMIT_DATA)
+    most = used + MOST_MEMORY
+    if used and (before[0] == resource.RLIM_INFINITY or before[0] > most):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
-    The HDF5 library loops forever on a damaged heap. On a damaged pointer it allocates what that claims, up to 4 GiB.
-    """
+
+def _check_heaps(path: Path) -> None:
+    """Raise BadCheckpoint if a heap of strings, which holds layer names, is damaged: HDF5 walks it for ever."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for heap in _places(data, HEAP):
-            lengths = _string_lengths(data, heap)
-            if lengths is None:
+        heap, end, seen = data.find(HEAP), 0, 0
+        while heap >= 0:
+            strings = _strings(data, heap)
+            if strings < 0 or heap < end:
                 raise BadCheckpoint(
                     f"{path} is damaged: the strings at byte {heap} do not fill their heap; fetch or write it again"
                 )
-            for pointer in _places(data, heap.to_bytes(8, "little")):  # the length comes before it, the number after
-                claimed, actual = _number(data, pointer - 4, 4), lengths.get(_number(data, pointer + 8, 4))
-                if actual is not None and claimed > max(actual, HARMLESS_LENGTH):
-                    raise BadCheckpoint(
-                        f"{path} is damaged: byte {pointer} claims a string of {claimed} characters, which has "
-                        f"{actual}; fetch or write it again"
-                    )
+            end, seen = heap + _number(data, heap + 8, 8), seen + 1 + strings
+            if seen > MOST_STRINGS:
+                raise BadCheckpoint(f"{path} holds more than {MOST_STRINGS} strings; {SAVE_AGAIN}")
+            heap = data.find(HEAP, heap + len(HEAP))
 
 
-def _string_lengths(data: mmap.mmap, heap: int) -> dict[int, int] | None:
-    """Return the length of each string of a heap by its number; None if they do not fill the heap."""
-    end, place, lengths = heap + _number(data, heap + 8, 8), heap + 16, {}
+def _strings(data: mmap.mmap, heap: int) -> int:
+    """Return the number of strings of a heap; -1 if they do not fill it."""
+    end, place, count = heap + _number(data, heap + 8, 8), heap + 16, 0
     if end > len(data):
-        return None
+        return -1
     while place + 16 <= end:
         number, length = _number(data, place, 2), _number(data, place + 8, 8)
         step = 16 + (length + 7) // 8 * 8 if number else length  # 0: free space, length with header
         if step < 16 or place + step > end:
-            return None
-        lengths[number] = length
+            return -1
+        count += number > 0
         place += step
-    return lengths
-
-
-def _places(data: mmap.mmap, what: bytes) -> list[int]:
-    found = [data.find(what)]
-    while found[-1] >= 0:
-        found.append(data.find(what, found[-1] + 1))
-    return found[:-1]
+    return count
 
 
 def _number(data: mmap.mmap, place: int, size: int) -> int:
@@ -118,6 +128,8 @@ def _datasets(file: Any, h5py: Any, path: Path) -> Found:
     def visit(place: str, item: Any) -> bool | None:  # visititems follows no external link and visits once
         nonlocal seen
         seen += 1
+        if place.count("/") > MOST_FOLDERS:  # HDF5 walks to each from the root: 3,000 took over 30 s
+            raise BadCheckpoint(f"{path} holds more than {MOST_FOLDERS} folders in each other; {SAVE_AGAIN}")
         if isinstance(item, h5py.Dataset) and not place.startswith(("optimizer/", "optimizer_weights/")):
             items[place] = item
         return seen > MOST_OBJECTS or None  # anything but None ends the visit
@@ -125,7 +137,7 @@ def _datasets(file: Any, h5py: Any, path: Path) -> Found:
     if file.visititems(visit):
         raise BadCheckpoint(
             f"{path} holds more than {MOST_OBJECTS} folders and arrays, no ResNet of keras.applications has so many; "
-            f"save the weights of that network alone, with Keras's model.save_weights()"
+            f"{SAVE_AGAIN}"
         )
     if not items:
         raise BadCheckpoint(f"{path} holds no layer weights; write it with Keras's model.save_weights()")
@@ -173,7 +185,7 @@ def our_names(dimensions: Mapping[tuple[str, str], int], path: Path) -> dict[tup
     heads = {layer for (layer, kind), count in dimensions.items() if kind == "kernel" and count == 2}
     if len(heads) != 1:
         raise BadCheckpoint(
-            f"{path} has {len(heads)} dense layers ({', '.join(sorted(heads)) or 'no top'}); expected one, the head; "
+            f"{path} has {len(heads)} dense layers ({first_of(sorted(heads)) or 'no top'}); expected one, the head; "
             f"use a file with its top: a head for another number of classes is not loaded and starts at random"
         )
     is_pre_activated = any(layer.endswith("_preact_bn") for layer, _ in dimensions)

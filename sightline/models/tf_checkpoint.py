@@ -69,11 +69,11 @@ class TensorBundle:
         self.index = index
         table = _Table(index)
         shards, self.entries = 0, dict[str, Entry]()
-        for key, at, end in table.items():
+        for number, (key, at, end) in enumerate(table.items()):
+            if number > MAX_TENSORS:
+                raise table.damaged(f"more than {MAX_TENSORS} tensors and slices", at)
             if not key:
                 shards = table.shards(at, end)
-            elif len(self.entries) == MAX_TENSORS:
-                raise table.damaged(f"more than {MAX_TENSORS} tensors", at)
             elif b"\0" not in key:  # a key with a zero byte is a slice; its tensor has its own entry
                 self.entries[table.text(key, at)] = table.entry(at, end)
         if not shards:
@@ -101,8 +101,8 @@ class TensorBundle:
     def read_text(self, name: str) -> bytes:
         """Return the value of a scalar text in `entries`: its length, a checksum of that, and its bytes."""
         entry, what = self.entries[name], f"{self.index}: '{name}'"
-        if entry.dtype != TEXT or entry.shape:
-            raise BadCheckpoint(f"{what} is not a text; {AGAIN}")
+        if entry.dtype != TEXT or entry.shape or entry.size > MAX_INDEX_BYTES:
+            raise BadCheckpoint(f"{what} is not a text of at most {MAX_INDEX_BYTES} bytes; {AGAIN}")
         data = bytes(self._bytes(name, entry, checks=False))
         place = next((at + 1 for at, byte in enumerate(data[:5]) if byte < 0x80), 0)
         length = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(data[:place]))
@@ -156,8 +156,12 @@ class _Table(WireReader):
         _, at = self._handle(footer, len(self.buffer))  # the metaindex block, which TensorFlow leaves empty
         (start, stop), _ = self._handle(at, len(self.buffer))
         before: bytes | None = None
+        last = 0
         for _, value, end in self._block(start, stop):
             place, _ = self._handle(value, end)
+            if place[0] < last:  # one block, named a million times, would be read as often
+                raise self.damaged("a block out of order", value)
+            last = place[1]
             for key, at, value_end in self._block(*place):
                 if before is not None and key <= before:
                     raise self.damaged("a name out of order", at)

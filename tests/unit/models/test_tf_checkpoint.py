@@ -1,6 +1,7 @@
 """TensorFlow's checkpoints: files it wrote itself, a table of several blocks made by hand, and every kind of damage."""
 
 import json
+import os
 import random
 import shutil
 import struct
@@ -194,7 +195,7 @@ BAD_TABLES = {
     "order": (table(block([HEADER, (b"b", entry()), (b"a", entry())])), "a name out of order"),
     "twice the same block": (
         table(ONE, handles=[varint(0) + varint(len(ONE) - 5)] * 2),
-        "a name out of order",
+        "a block out of order",
     ),
     "far block": (table(ONE, handles=[varint(2**40) + varint(9)]), f"a handle to 9 bytes at {2**40}, beyond the end"),
     "huge block": (table(ONE, handles=[varint(0) + varint(2**60)]), f"a handle to {2**60} bytes at 0, beyond the end"),
@@ -228,6 +229,26 @@ def test_more_names_than_anybody_has_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tf_checkpoint, "MAX_TENSORS", 3)
     with pytest.raises(BadCheckpoint, match="more than 3 tensors"):
         bundle(tmp_path, table(block([HEADER, *((b"%d" % n, entry()) for n in range(4))])))
+
+
+def test_slices_count_as_names_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(tf_checkpoint, "MAX_TENSORS", 3)
+    slices = [(b"a\0%d" % n, b"") for n in range(3)]
+    assert set(bundle(tmp_path, table(block([HEADER, *slices]))).entries) == set()
+    with pytest.raises(BadCheckpoint, match="more than 3 tensors and slices"):
+        bundle(tmp_path, table(block([HEADER, *slices, (b"b", entry())])))
+
+
+def test_a_text_as_large_as_data_is_refused_unread(tmp_path):
+    size = tf_checkpoint.MAX_INDEX_BYTES + 1
+    found = bundle(tmp_path, table(block([HEADER, (b"a", entry(shape=(), size=size, dtype=7))])))
+    os.truncate(tmp_path / "a.data-00000-of-00001", size)
+    tracemalloc.start()
+    with pytest.raises(BadCheckpoint, match=f"'a' is not a text of at most {size - 1} bytes; fetch"):
+        found.read_text("a")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**20
 
 
 def test_an_index_as_large_as_data_is_refused(tmp_path):
