@@ -26,6 +26,11 @@ def names() -> list[str]:
     return sorted({*OURS, *torchvision.models.list_models(module=torchvision.models)})
 
 
+def is_known(arch: str) -> bool:
+    """Return whether somebody has the network; UsageError if timm is asked and missing."""
+    return timm_arch.is_known(arch) if arch.startswith(TIMM) else arch in names()
+
+
 def refuse_unknown(arch: str) -> None:
     """Raise UsageError for a network that nobody has."""
     if arch.startswith(TIMM):

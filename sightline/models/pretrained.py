@@ -12,7 +12,7 @@ from typing import Any
 from sightline.errors import SightlineError, UsageError
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.download import NotFetched, Patience
-from sightline.models.config import OURS, TIMM, ArchConfig
+from sightline.models.config import OURS, TIMM
 from sightline.models.named_weights import address, by_hand, fetch_named, is_cached
 from sightline.recipe.plan import Known
 from sightline.recipe.store import stored_in
@@ -85,8 +85,9 @@ def _reason(error: BaseException) -> str:
 def _is_known(arch: str) -> bool:
     if arch in OURS:
         return True
+    from sightline.models.arch import is_known
+
     try:
-        ArchConfig(arch=arch).refuse_unknown()
-    except UsageError:
+        return is_known(arch)
+    except UsageError:  # timm is missing
         return False
-    return True

@@ -6,6 +6,7 @@ models/arch.py calls this for `timm:NAME`. timm is imported when a name is first
 from __future__ import annotations
 
 import difflib
+import glob
 import importlib
 import itertools
 import math
@@ -20,17 +21,25 @@ from sightline.parts import DataSpec
 INTERPOLATIONS = ("bilinear", "bicubic")  # timm also has "random" and lanczos; then the recipe's stays
 
 
+def is_known(arch: str) -> bool:
+    """Return whether timm has the network `timm:NAME` or `timm:NAME.TAG`; UsageError if timm is missing."""
+    timm, name = _imported(arch), arch.removeprefix(TIMM)
+    itself = glob.escape(name)  # sorting all names would take ten times as long as looking for one
+    return name in timm.list_models(itself) or name in timm.list_models(itself, pretrained=True)
+
+
 def refuse_unknown(arch: str) -> None:
     """Raise UsageError if timm is missing, or does not have the network `timm:NAME` or `timm:NAME.TAG`."""
-    timm, name = _imported(arch), arch.removeprefix(TIMM)
+    if is_known(arch):
+        return
+    timm = _imported(arch)
     known = {*timm.list_models(), *timm.list_models(pretrained=True)}  # the latter with tags of weights
-    if name not in known:
-        near = difflib.get_close_matches(name, sorted(known), n=3)
-        hint = f"; did you mean {', '.join(TIMM + each for each in near)}?" if near else "."
-        raise UsageError(
-            f"model.arch='{arch}' is unknown to timm {timm.__version__}{hint} "
-            f"timm.list_models() lists its {len(timm.list_models())} networks"
-        )
+    near = difflib.get_close_matches(arch.removeprefix(TIMM), sorted(known), n=3)
+    hint = f"; did you mean {', '.join(TIMM + each for each in near)}?" if near else "."
+    raise UsageError(
+        f"model.arch='{arch}' is unknown to timm {timm.__version__}{hint} "
+        f"timm.list_models() lists its {len(timm.list_models())} networks"
+    )
 
 
 def build(arch: str, spec: DataSpec) -> nn.Module:

@@ -147,7 +147,7 @@ def old_densenet(name: str) -> str:
     [
         ("densenet121", {}, old_densenet),
         ("googlenet", {"init_weights": False, "aux_logits": True}, str),
-        ("mnasnet0_5", {}, str),
+        pytest.param("mnasnet0_5", {}, str, marks=pytest.mark.slow),
     ],
 )
 def test_published_files_of_torchvision_load_as_torchvision_loads_them(tmp_path, arch, options, written):

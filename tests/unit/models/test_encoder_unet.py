@@ -63,7 +63,10 @@ def test_the_way_down_is_that_of_torchvision(name: str, tmp_path: Path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_convnext"])
+@pytest.mark.parametrize(
+    "name",
+    ["test_resnet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("test_efficientnet", "test_convnext"))],
+)
 def test_weights_of_timm_fit_its_networks_without_their_head(name: str, tmp_path: Path):
     theirs = randomised(timm.create_model(name))
     config = EncoderUnetConfig(arch=f"timm:{name}", weights=saved(theirs, tmp_path / "a.safetensors"))

@@ -160,7 +160,7 @@ def test_a_network_with_same_padding_is_torchs_on_padded_input(depth, padding):
         assert not torch.allclose(model(pixels), plain.eval()(pixels), atol=1e-3)
 
 
-@pytest.mark.parametrize("padding", ["same", "same_but_stem"])
+@pytest.mark.parametrize("padding", [pytest.param("same", marks=pytest.mark.slow), "same_but_stem"])
 def test_padding_keeps_channels_last_and_one_graph(padding):
     model = build(depth=18, width=8, padding=padding).train().to(memory_format=torch.channels_last)
     pixels = torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)
@@ -191,7 +191,9 @@ def test_every_parameter_learns(fields):
     assert [name for name in still if not name.endswith(".bias")] == []
 
 
-@pytest.mark.parametrize(("init", "gain"), [("he_truncated", 2), ("variance_scaling", 1)])
+@pytest.mark.parametrize(
+    ("init", "gain"), [pytest.param("he_truncated", 2, marks=pytest.mark.slow), ("variance_scaling", 1)]
+)
 def test_truncated_starts_have_tensorflows_deviation(init, gain):
     torch.manual_seed(0)
     model = build(depth=50, width=32, groups=32, group_width=8, init=init)
