@@ -24,6 +24,7 @@ from sightline.runs.trackers.tracker import MARKS, scores_of_classes
 
 MOST = 10_000  # lines that wait; an hour at three a second
 LEAVES_S = 30.0  # at the end of a run, for what was not sent yet
+ENDS_S = 5.0  # for the pipe of a process that was killed
 START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from sightline.runs.trackers import apart; "
 START += "apart.main(sys.argv[2])"
 
@@ -86,7 +87,7 @@ class Aside(Logger):
         if not self._is_done:
             self._process.kill()
             self._problem = self._problem or f"{self.name} takes too long and may lack the end of the run"
-        self._reader.join()
+        self._reader.join(ENDS_S)  # a process that the tracker left behind may keep the pipe open
         self._process.wait()
         problem, self._problem = self._problem, ""
         return f"{problem}; log.jsonl has everything" if problem else ""
@@ -119,7 +120,8 @@ class Aside(Logger):
             for line in stream:
                 if line == "done\n":
                     self._is_done = True
-                else:
+                    break
+                with contextlib.suppress(ValueError):  # something that the tracker's package wrote there
                     self._problem = f"{self.name}: {json.loads(line)}"
         if not self._is_done and not self._problem:
             self._is_done, code = True, self._process.wait()

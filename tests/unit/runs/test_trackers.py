@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ from sightline import api, cli
 from sightline.errors import UsageError
 from sightline.recipe.recipe import Run
 from sightline.runs import trackers
+from sightline.runs.loggers import RunStart
+from sightline.runs.trackers.aside import Aside
 from sightline.runs.trackers.secrets import plain, without_secrets
 from sightline.runs.trackers.tensorboard import TensorBoard
 
@@ -70,6 +75,16 @@ class Run:
 
 def init(**told):
     print("trackio says this on the terminal")
+    if "STAYS" in os.environ and not (child := os.fork()):
+        time.sleep(60)
+        os._exit(0)
+    if "STAYS" in os.environ:
+        open(os.environ["STAYS"], "w").write(str(child))
+        for descriptor in range(3, 30):  # among them is the pipe to the training
+            try:
+                os.write(descriptor, b"{not for you\\n")
+            except OSError:
+                pass
     return Run(**told)
 
 class Markdown:
@@ -153,6 +168,18 @@ def test_a_tracker_that_does_not_return_costs_no_step_and_ends_with_the_run(
     assert [event["step"] for event in events if event["event"] == "train"] == list(range(1, 7))
     assert "warning: trackio takes too long and may lack the end of the run" in "".join(capsys.readouterr())
     assert [call for call, _ in told()] == ["init"]
+
+
+def test_a_process_that_a_tracker_leaves_behind_is_not_waited_for(tmp_path: Path, told, monkeypatch):
+    monkeypatch.setenv("STAYS", str(tmp_path / "pid"))
+    logger = Aside("trackio")
+    logger.start(RunStart(tmp_path, {}, (), 0, 0))
+    logger.close(0, "finished")
+    logger.end(tmp_path / "report.html")
+    problem = logger.wait(time.monotonic() + 50)
+    left = int((tmp_path / "pid").read_text())
+    os.kill(left, signal.SIGKILL)  # raises where it has ended
+    assert problem == "" and told()[-1][0] == "finish"
 
 
 def test_a_package_that_is_missing_or_broken(tmp_path: Path, told, monkeypatch, capsys: pytest.CaptureFixture[str]):
