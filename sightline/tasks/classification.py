@@ -37,7 +37,7 @@ class Classification(Task, ClassificationConfig):
 
     def for_data(self, spec: DataSpec) -> Task:
         """Return the task for several labels per image if these data have them."""
-        return MultiLabel(self.label_smoothing) if spec.multi_label else self
+        return MultiLabel(self.label_smoothing, self.tta) if spec.multi_label else self
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the mean cross entropy. With mixup or cutmix, accuracy counts the class that has the larger share."""
@@ -70,8 +70,10 @@ class Classification(Task, ClassificationConfig):
         return total / len(label) if is_weighted_mean else total
 
     def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return class scores."""
-        return {"logits": model(batch["image"]).float()}
+        """Return class scores; with tta the mean of those of the image and of its mirror image."""
+        image = batch["image"]
+        logits = model(image).float()
+        return {"logits": (logits + model(image.flip(-1)).float()) / 2 if self.tta else logits}
 
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Build the metric: top-1, top-5, loss."""

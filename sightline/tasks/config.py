@@ -18,6 +18,8 @@ class ClassificationConfig(TaskConfig):
 
     label_smoothing: Annotated[float, AtLeast(0), Below(1)] = 0.0
     """Share of the target spread evenly over all classes."""
+    tta: bool = False
+    """Mean of the logits of an image and of its mirror image, in evaluation and prediction; twice the work."""
 
     headline = "top1"
     peers = "classification"

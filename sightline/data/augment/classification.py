@@ -39,6 +39,7 @@ _ERASE_RATIO = (0.3, 3.3)
 _ERASE_TRIES = 10
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right; the last two are outside
+Place = tuple[int, int, int, int, int, int, int, int]  # the first eight of Params
 _NOWHERE: Box = (0, 0, 0, 0)
 _PACKED_TYPES = {"uint8": "uint8", "bf16": "int16", "fp32": "float32"}  # NumPy has no bf16: its bits as int16
 # Scalars, because they belong to the whole batch; tensors with a first dimension are split with the samples.
@@ -91,17 +92,20 @@ class Augmentation(ClassificationFields):
     def draw(self, seed: int, epoch: int, index: int, height: int, width: int) -> Params:
         """Draw the operations on a training image of this size; the same key gives the same numbers on any machine."""
         if self.augment == "off":
-            # The same field of view as in evaluation, whatever the size of the square.
-            short_side = max(1, round(self.size * self.eval_resize / self.eval_size))
-            return self._centre(height, width, short_side, self.size)
-        box = self._draw_box(generator(seed, epoch, index, "crop"), height, width)
+            return self._unmoved(height, width)
         flip = bool(generator(seed, epoch, index, "flip").random() < self.flip)
         policy: policies.Policy = ()
         if self.policy != "none":
             random = generator(seed, epoch, index, "policy")
             policy = policies.draw(self.policy, random, self.size, self.policy_magnitude, self.augmix_severity)
         erased = self._draw_erased(generator(seed, epoch, index, "erase")) if self.erases else _NOWHERE
-        return Params(*box, self.size, self.size, 0, 0, size=self.size, flip=flip, policy=policy, erase=erased)
+        random = generator(seed, epoch, index, "crop")
+        place: Place
+        if self.crop == "shift":
+            place = self._draw_shift(random, height, width)
+        else:
+            place = (*self._draw_box(random, height, width), self.size, self.size, 0, 0)
+        return Params(*place, size=self.size, flip=flip, policy=policy, erase=erased)
 
     def draw_mix(self, seed: int, epoch: int, index: int) -> dict[str, np.ndarray]:
         """Draw the numbers that one training sample adds to the mixing of its batch."""
@@ -199,6 +203,21 @@ class Augmentation(ClassificationFields):
         elif width / height > widest:
             box_width = max(1, round(height * widest))
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+    def _draw_shift(self, random: np.random.Generator, height: int, width: int) -> Place:
+        """Draw RandomCrop's window, uniformly over all places within the padded image."""
+        whole = self._unmoved(height, width)
+
+        def corner(side: int) -> int:
+            first, last = sorted((-self.crop_padding, side - self.size + self.crop_padding))
+            return int(random.integers(first, last + 1))
+
+        top, left = corner(whole.resized_height), corner(whole.resized_width)
+        return 0, 0, height, width, whole.resized_height, whole.resized_width, top, left
+
+    def _unmoved(self, height: int, width: int) -> Params:
+        """Return the same field of view as in evaluation, whatever the size of the square."""
+        return self._centre(height, width, max(1, round(self.size * self.eval_resize / self.eval_size)), self.size)
 
     def _centre(self, height: int, width: int, side: int, size: int) -> Params:
         """Resize to `side`, keep the middle square of `size`."""

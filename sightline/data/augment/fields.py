@@ -39,10 +39,13 @@ class ClassificationFields(Part):
 
     augment: Literal["on", "off"] = "on"
     """off: no randomness in training; images are seen as in evaluation, but at `size`."""
-    crop: Literal["area", "tf"] = "area"
+    crop: Literal["area", "tf", "shift"] = "area"
     """area: uniform area, log-uniform ratio, as torchvision; tf: uniform ratio, uniform height, at least a tenth of
     the image, as TensorFlow's sample_distorted_bounding_box. With tf, sides and offsets in evaluation are rounded down
-    to whole pixels, as in the TensorFlow originals."""
+    to whole pixels, as in the TensorFlow originals. shift: a square of the image as it is resized in evaluation, up to
+    crop_padding pixels beyond its edges, where it is black: torchvision's RandomCrop, for images of about 32 pixels."""
+    crop_padding: Annotated[int, AtLeast(0, "4 is usual for 32 pixels")] = 4
+    """crop=shift: pixels by which a training crop may reach beyond the resized image."""
     crop_scale: Annotated[tuple[float, float], Above(0), AtMost(1, "smallest first, e.g. 0.08 1.0")] = (
         0.08,
         1.0,

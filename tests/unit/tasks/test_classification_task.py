@@ -64,6 +64,15 @@ def test_predictions_are_the_models_logits(model, batch):
     assert torch.equal(Classification().predict(model, batch)["logits"], model(batch["image"]))
 
 
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_tta_is_the_mean_over_the_image_and_its_mirror_image(model, batch, multi_label):
+    spec = DataSpec(tuple("abcdef"), 3, (2, 2), (0.0,) * 3, (1.0,) * 3, multi_label=multi_label)
+    found = Classification(tta=True).for_data(spec).predict(model, batch)["logits"]
+    flipped = torch.from_numpy(batch["image"].numpy()[:, :, :, ::-1].copy())
+    torch.testing.assert_close(found, torch.stack([model(batch["image"]), model(flipped)]).mean(0))
+    assert not torch.allclose(found, model(batch["image"]))
+
+
 def test_the_metric_has_the_classes_and_the_loss_of_the_task(model, batch):
     spec = DataSpec(tuple("abcdef"), 3, (2, 2), (0.0,) * 3, (1.0,) * 3)
     task = Classification(0.2)

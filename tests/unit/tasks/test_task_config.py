@@ -41,7 +41,7 @@ def test_data_with_several_labels_per_image_choose_another_loss():
 def test_a_task_of_a_users_own_needs_no_second_class():
     focal = Focal(label_smoothing=0.1)
     assert focal.build() is focal is focal.for_data(SPEC) and focal.headline == "top1"
-    assert [field.name for field in fields(focal)] == ["label_smoothing", "gamma"]
+    assert [field.name for field in fields(focal)] == ["label_smoothing", "tta", "gamma"]
     with pytest.raises(UsageError, match=r"task.label_smoothing=1.0 must be in \[0, 1\)"):
         Focal(label_smoothing=1.0)
     with pytest.raises(UsageError, match="task.gamma=nan must be a finite number"):

@@ -46,6 +46,18 @@ def test_training_crops(interpolation, levels, geometry):
 
 
 @pytest.mark.parametrize(("interpolation", "levels"), [("bilinear", 2), ("bicubic", 2), ("legacy", 1)])
+def test_shifted_crops(interpolation, levels):
+    """With black borders on some sides, flipped after that."""
+    augment = Augmentation(
+        crop="shift", crop_padding=9, size=64, eval_size=64, eval_resize=70, interpolation=interpolation
+    )
+    made = images(np.random.default_rng(3))
+    params = [augment.draw(5, 0, index, *image.shape[:2]) for index, image in enumerate(made)]
+    assert {p.flip for p in params} == {True, False} and any(p.window_left < 0 for p in params)
+    compare(augment, params, made, levels)
+
+
+@pytest.mark.parametrize(("interpolation", "levels"), [("bilinear", 2), ("bicubic", 2), ("legacy", 1)])
 @pytest.mark.parametrize("resize", [40, 80])
 @pytest.mark.parametrize("eval_geometry", ["short_side", "stretch"])
 def test_evaluation_windows(interpolation, levels, resize, eval_geometry):

@@ -97,6 +97,29 @@ def test_crop_equals_torchvision_fed_with_the_same_numbers(monkeypatch, options)
         assert box_of(params) == tuple(expected[key] for key in ("top", "left", "height", "width"))
 
 
+@pytest.mark.parametrize("resize", [32, 40])
+@pytest.mark.parametrize("padding", [0, 4])
+def test_shift_equals_torchvisions_random_crop_fed_with_the_same_numbers(monkeypatch, resize, padding):
+    augment = Augmentation(crop="shift", crop_padding=padding, size=32, eval_size=32, eval_resize=resize)
+    for (height, width), index in itertools.product([(32, 32), (48, 40), (20, 90)], range(40)):
+        pixels = noise(height, width, index)
+        params = augment.draw(1, 2, index, height, width)
+        image = torch.from_numpy(pixels).permute(2, 0, 1)
+        resized = v2.Resize(resize, InterpolationMode.BILINEAR, antialias=True)(image)
+        monkeypatch.setattr(v2._geometry, "torch", ReplayedTorch(generator(1, 2, index, "crop")))
+        expected = v2.RandomCrop(32, padding=padding or None)(resized)
+        monkeypatch.undo()
+        expected = functional.horizontal_flip(expected) if params.flip else expected
+        assert np.array_equal(augment.apply(params, pixels), expected.permute(1, 2, 0).numpy())
+
+
+def test_shift_keeps_the_view_of_evaluation_at_other_sizes_and_reaches_every_place():
+    augment = Augmentation(crop="shift", crop_padding=2, size=16, eval_size=32, eval_resize=36)
+    drawn = [augment.draw(0, 0, index, 40, 40) for index in range(400)]
+    assert {(each.resized_height, each.resized_width) for each in drawn} == {(18, 18)}
+    assert {each.window_top for each in drawn} == {each.window_left for each in drawn} == set(range(-2, 5))
+
+
 @pytest.mark.parametrize("size", [(375, 500), (60, 300)])
 def test_crop_distribution_matches_torchvision(size):
     height, width = size
@@ -312,10 +335,10 @@ def test_every_field_changes_something():
     changes |= {"size": 64, "eval_resize": 300, "eval_size": 200, "interpolation": "bicubic"}
     changes |= {"cutmix": 1.0, "random_erase": 1.0, "policy": "autoaugment"}
     changes |= {"policy_magnitude": 12, "augmix_severity": 10, "crop": "tf", "eval_geometry": "stretch"}
-    changes |= {"mixup_per": "sample", "mixup_partner": "random", "image_type": "bf16"}
+    changes |= {"mixup_per": "sample", "mixup_partner": "random", "image_type": "bf16", "crop_padding": 9}
     assert {field.name for field in dataclasses.fields(Augmentation)} == {*changes, "mean", "std"}
     bases = {"policy_magnitude": {"policy": "randaugment"}, "augmix_severity": {"policy": "augmix"}}
-    bases |= {field: {"mixup": 0.3} for field in ("mixup_per", "mixup_partner")}
+    bases |= {field: {"mixup": 0.3} for field in ("mixup_per", "mixup_partner")} | {"crop_padding": {"crop": "shift"}}
     for field, value in changes.items():
         base = Augmentation(flip=1.0, **bases.get(field, {}))
         assert observe(dataclasses.replace(base, **{field: value})) != observe(base), field
