@@ -6,7 +6,9 @@ entry point loads is what a file of ours would be: docs/howto/plugin.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.errors import SightlineError, UsageError
@@ -46,10 +48,24 @@ def loaded() -> dict[str, str]:
     return {f"{group}.{name}": package for (group, name), (_, package) in sorted(_loaded.items())}
 
 
-def gone(group: Group, used: Mapping[str, str]) -> list[str]:
-    """Return which packages no longer bring a part of this group that was used, given as `loaded` returns them."""
-    missing = {part for part in used if part.startswith(f"{group}.") and not has(group, part.partition(".")[2])}
-    return sorted({used[part] for part in missing})
+@contextlib.contextmanager
+def naming_absent_sources(trained: Path | None, used: Mapping[str, str]) -> Iterator[None]:
+    """Where the data of a run or checkpoint are refused, name the packages whose sources it was trained with, if they
+    are not installed here. `used` is what `loaded` returned then."""
+    try:
+        yield
+    except UsageError as error:
+        absent = {
+            package
+            for part, package in used.items()
+            if part.startswith("sources.") and not has("sources", part.partition(".")[2])
+        }
+        if not absent:
+            raise
+        raise UsageError(
+            f"{trained} was trained with a source of {' or '.join(sorted(absent))}, which is not installed here; "
+            f"install it. Without it: {error}"
+        ) from error
 
 
 def load(group: Group, name: str) -> Any:

@@ -6,8 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from sightline import plugins
 from sightline.commands.words import names_run, own_flags, parser_of, refuse_recipe_of_no_run
 from sightline.errors import UsageError
+from sightline.recipe import store
 
 
 def inspect(flags: Sequence[str]) -> None:
@@ -39,5 +41,7 @@ def inspect(flags: Sequence[str]) -> None:
     path = getattr(recipe.data, "path", "")
     if is_run and os.path.isabs(path) and not os.path.exists(path):
         raise UsageError(f"the data of {rest[0]} were in {path}, which is gone; add --data.path DIR")
-    found = measure.inspect(recipe, run, arguments.lr_at, arguments.ranks, is_run)
+    folder = Path(rest[0]) if is_run else None
+    with plugins.naming_absent_sources(folder, store.packages_of(folder)):
+        found = measure.inspect(recipe, run, arguments.lr_at, arguments.ranks, is_run)
     print(measure.as_text(found, why(settings.differing()), arguments.json))

@@ -17,6 +17,7 @@ from sightline.errors import SightlineError, UsageError
 from sightline.parts import DataSpec
 from sightline.recipe import store
 from sightline.recipe.recipe import Recipe, Run
+from sightline.train.optimizers import said_rate
 from sightline.train.schedules import length_of
 
 
@@ -87,9 +88,8 @@ def as_text(found: dict[str, Any], why: Sequence[str], as_json: bool) -> str:
         lines.append("  base rate " + ", ".join(f"{rate:g} on {n} rank(s)" for n, rate in rates.items()))
     else:
         optimizer = found["config"]["optimizer"]
-        per = optimizer.get("lr_for_batch")
-        of_batch = f" ({optimizer['lr']:g} per {per} samples)" if per else ""
-        lines.append(f"  base rate {rates['1']:g}{of_batch}")
+        said = said_rate(rates["1"], optimizer.get("lr", 0.0), optimizer.get("lr_for_batch", 0))
+        lines.append(f"  base rate {said}")
     if "steps" in found:
         lines.append(
             f"  {found['samples']:,} samples, {found['steps_per_epoch']} steps per epoch, {found['steps']} in all"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from sightline import plugins
 from sightline.commands.start import resolved_of
 from sightline.commands.words import names_run, own_flags, parser_of, refuse_recipe_of_no_run
+from sightline.recipe import store
 
 
 def show(flags: Sequence[str]) -> None:
@@ -26,5 +28,6 @@ def show(flags: Sequence[str]) -> None:
         recipe, run = resolved_of("show", rest, own_flags(parser), tells=True)
     from sightline.commands.show_sheet import draw_sheet
 
-    path, said = draw_sheet(recipe, run, folder, arguments.out)
+    with plugins.naming_absent_sources(folder, store.packages_of(folder)):
+        path, said = draw_sheet(recipe, run, folder, arguments.out)
     print(f"wrote {path}: {said}")

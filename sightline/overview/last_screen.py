@@ -14,7 +14,7 @@ from sightline.files.regular import regular
 from sightline.files.typed_json import loads, read_json
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, MAX_SCORES_BYTES, SCORES
 from sightline.runs.score_names import of_class
-from sightline.runs.screen import COUNTED, as_score
+from sightline.runs.screen import as_score, counted
 
 SHOWN = 3  # classes, and mistakes
 MOST_BAD_BYTES = 2**22
@@ -88,9 +88,8 @@ def _worst_classes(headline: str, scores: dict[str, Any]) -> list[str]:
     width = max((cell_len(_short(row["class"])) for row in rows), default=0)
     lines = []
     for row in rows:
-        counted = "".join(f"  {row[key]} {what}" for key, what in COUNTED.items() if key in row)
         score = f"{of_class(headline)} {as_score(row[headline])}"
-        lines.append(f"{set_cell_size(_short(row['class']), width)}  {score}{counted}")
+        lines.append(f"{set_cell_size(_short(row['class']), width)}  {score}{counted(row)}")
     return lines
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from sightline.parts import Scores
 from sightline.runs.score_names import COCO_MORE, of_class, shown
-from sightline.runs.screen import COUNTED, as_score
+from sightline.runs.screen import COUNTED, as_score, counted
 
 CLASSES_SHOWN = 20
 WORST_SHOWN = 5
@@ -18,8 +18,7 @@ def of_classes(scores: Scores, file: str, shows_worst: bool = False) -> list[str
     rows, lines = scores.tables.get("classes", []), []
     for row in rows[:CLASSES_SHOWN]:
         values = "  ".join(f"{of_class(key)} {_number(row[key])}" for key in row if key not in ("class", *COUNTED))
-        counts = "".join(f"  {row[key]} {what}" for key, what in COUNTED.items() if key in row)
-        lines.append(f"  {row['class']:24} {values}{counts}")
+        lines.append(f"  {row['class']:24} {values}{counted(row)}")
     if len(rows) > CLASSES_SHOWN:
         lines.append(f"  and {len(rows) - CLASSES_SHOWN} more classes in {file}")
     if shows_worst and scores.worst:

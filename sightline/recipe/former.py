@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.files.checkpoint_folder import run_of
-from sightline.recipe.recipe import Recipe
+from sightline.recipe.recipe import MEASURED, Recipe
 from sightline.recipe.settings import Origin, Settings, plain
 from sightline.recipe.show import typed
 from sightline.recipe.store import ORIGINS, origins_of, put, stored_in
@@ -52,6 +52,8 @@ def as_typed_before(settings: Settings, run: Path | None) -> tuple[Settings, lis
         parts: dict[str, dict[str, Any]] = {}
         for name, text in origins.items():
             kind, _, because = text.partition(": ")
+            if text == f"{Origin.DERIVED.name.lower()}: {MEASURED}":  # `auto` was typed
+                kind = Origin.FLAG.name
             part, _, key = name.partition(".")
             value = _field(stored, name)
             if kind.upper() != origin.name or name not in kept or settings.is_typed(name) or value is None:

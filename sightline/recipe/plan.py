@@ -73,7 +73,7 @@ class Known:
         if 0 < head_epochs < epochs:
             self.decide("train.head_epochs", head_epochs, "the gradients of a random head would damage the weights")
         warmup = min(self["schedule.warmup_epochs"] or 0, round(epochs * WARMUP, 4))
-        self.decide("schedule.warmup_epochs", warmup, f"at most a twentieth of {epochs} epochs")
+        self.decide("schedule.warmup_epochs", warmup, f"at most a twentieth of {epochs} epoch{'s' * (epochs > 1)}")
         if 0 < self.facts.val_items < ENOUGH_TO_JUDGE:
             few = f"{self.facts.val_items} validation images are too few to tell when the score has stopped rising"
             self.decide("train.patience", 0, few)
@@ -84,12 +84,20 @@ class Known:
         over = f"{evaluations} evaluation{'s' * (evaluations > 1)}"
         self.decide("train.patience", patience, f"two fifths of {over}{at_least}")
 
-    def say_chosen(self, network: str, images: str) -> None:
-        """Say what was decided, in a line."""
+    def because(self, name: str) -> str:
+        """Return why a field was decided, now or at the first start of the run; "" for one that was not."""
+        value = self.settings[name]
+        kind, _, stored = value.because.partition(": ")
+        if value.origin is Origin.STORED and kind == Origin.DECIDED.name.lower():
+            return stored
+        return value.because if value.origin is Origin.DECIDED else ""
+
+    def line(self, network: str, images: str) -> str:
+        """Return a line about what was decided."""
         given, run = Path(self["model.weights"] or ""), self["run.out"] or f"runs/{self.settings.recipe.name}"
         weights = f"weights {given.name if given.suffix else given}" if self["model.weights"] else "random weights"
         why = f"; `sightline inspect {run}` says why" if self.purpose == "train" else ""
-        self.lines.append(f"chosen: {network}, {weights}, {images}{why}")
+        return f"chosen: {network}, {weights}, {images}{why}"
 
     def ask_model(self) -> None:
         """Take what the network says of its images, once it is decided."""

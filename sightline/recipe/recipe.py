@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sightline.train.optimizers import OptimizerConfig
     from sightline.train.schedules import ScheduleConfig
 
+MEASURED = "measured on this device"  # why a value is what it is where `auto` was typed
+
 
 @dataclass(frozen=True)
 class Run(Part):
@@ -160,6 +162,8 @@ class Recipe:
     """Values that this recipe had in earlier versions: a run that was started with them keeps them on resume."""
     plan: Callable[[Known], None] | None = field(default=None, compare=False, repr=False)
     """Decides values from the data and the machine (recipe/plan.py); None: the numbers hold for any."""
+    chosen: Callable[[Known], tuple[str, str]] | None = field(default=None, compare=False, repr=False)
+    """Says what the plan chose, at every start of a run: the network, and what becomes of the images."""
     resolved: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     """The values that had these origins, so that one which a script replaces later counts as its own word."""
 

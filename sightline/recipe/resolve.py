@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sightline import plugins
 from sightline.errors import SightlineError
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import hints_of
@@ -82,7 +83,8 @@ def decide(
         settings = started
     settings = with_model(settings)
     try:
-        facts: DataFacts = settings.part("data").look(folder, settings.typed_in("data"))
+        with plugins.naming_absent_sources(before, store.packages_of(before)):
+            facts: DataFacts = settings.part("data").look(folder, settings.typed_in("data"))
     except SightlineError:
         if needs_data:
             raise
@@ -98,7 +100,7 @@ def decide(
         lines.append(_of_sizes(of_sizes))
     settings, smaller = _with_smaller_batch(settings, facts, folder)
     if facts.line:
-        lines.insert(0, facts.line + smaller)
+        lines[:0] = [facts.line + smaller, *([f"warning: {facts.warning}"] if facts.warning else [])]
     lines += decided
     return Resolved(settings, *settings.build(), facts, tuple(lines))
 
@@ -119,12 +121,18 @@ def _with_plan(
         head, epochs = kept["train.head_epochs"], kept["train.epochs"].value
         if head.origin is Origin.STORED and head.value >= epochs:  # fewer epochs were typed now
             kept = kept.put(Origin.STORED, {"train.head_epochs": 0}, f"decided: leaves the whole network its {epochs}")
-        return kept, ()
+        return kept, _chosen(Known(kept, facts, purpose))
     if facts.count is None:
         return settings, ()
     known = Known(settings, facts, purpose)
     plan(known)
-    return known.settings, tuple(known.lines)
+    return known.settings, (*known.lines, *_chosen(known))
+
+
+def _chosen(known: Known) -> tuple[str, ...]:
+    """Say what the plan chose, now or at the first start of the run."""
+    says = known.settings.recipe.chosen
+    return (known.line(*says(known)),) if says and known.purpose != "score" else ()
 
 
 def _run_before(settings: Settings, folder: Path) -> Path | None:

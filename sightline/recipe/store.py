@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import UsageError
-from sightline.files.typed_json import short
+from sightline.files.typed_json import read_json, short, typed
 from sightline.recipe.flags import QUOTED, converted
 from sightline.recipe.recipe import Recipe, Run
 from sightline.recipe.settings import Origin, Settings, plain
@@ -109,6 +109,16 @@ def stored_in(run: Path) -> dict[str, Any]:
     try:
         return read_yaml(run / "config.yaml")
     except UsageError:
+        return {}
+
+
+def packages_of(run: Path | None) -> dict[str, str]:
+    """Return the packages of the parts that a run was trained with, as `plugins.loaded` gave them; {} where they cannot
+    be read."""
+    try:
+        values = typed(read_json(run / "environment.json", 2**20), dict[str, Any]) if run else {}
+        return typed(values.get("plugins", {}), dict[str, str])
+    except (OSError, ValueError):
         return {}
 
 

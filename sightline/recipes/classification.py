@@ -24,6 +24,7 @@ from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
 UNEVEN = 3  # images of the largest class for one of the smallest, from which on classes are weighted
+BALANCED, HAVE = "balanced", "the classes have "
 
 
 def recipe() -> Recipe:
@@ -44,6 +45,7 @@ def recipe() -> Recipe:
         schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
         train=TrainConfig(epochs=20, global_batch=32, ema=0.99, clip=1.0, last_batch="wrap", min_epoch_steps=50),
         plan=plan,
+        chosen=chosen,
     )
 
 
@@ -55,8 +57,15 @@ def plan(known: Known) -> None:
         return
     _size(known, has_gpu)
     _length(known, has_gpu, is_tuned)
-    uneven = _classes(known)
-    known.say_chosen(known["model.arch"] or "your network", f"{known['data.size']} px{uneven}")
+    _classes(known)
+
+
+def chosen(known: Known) -> tuple[str, str]:
+    """Return the network, and what becomes of the images."""
+    images, why = f"{known['data.size']} px", known.because("data.class_weights")
+    if known["data.class_weights"] == BALANCED:
+        images += ", classes weighted" + f" ({why.removeprefix(HAVE)})" * bool(why)
+    return known["model.arch"] or "your network", images
 
 
 def _network(known: Known, has_gpu: bool) -> bool:
@@ -106,12 +115,10 @@ def _length(known: Known, has_gpu: bool, is_tuned: bool) -> None:
     known.decide_length(epochs, because, head_epochs=1 if is_tuned else 0)
 
 
-def _classes(known: Known) -> str:
-    """Weight classes that are uneven; return what to say."""
+def _classes(known: Known) -> None:
+    """Weight classes that are uneven."""
     counts = [count for count in known.train.counts if count]
     has_one_each = sum(counts) <= known.train.items
     if not has_one_each or len(counts) < 2 or max(counts) < UNEVEN * min(counts):
-        return ""
-    uneven = f"{min(counts)} to {max(counts)} images each"
-    known.decide("data.class_weights", "balanced", f"the classes have {uneven}")
-    return f", classes weighted ({uneven})"
+        return
+    known.decide("data.class_weights", BALANCED, f"{HAVE}{min(counts)} to {max(counts)} images each")

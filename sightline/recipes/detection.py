@@ -50,6 +50,7 @@ def recipe() -> Recipe:
             min_epoch_steps=50,
         ),
         plan=plan,
+        chosen=chosen,
     )
 
 
@@ -74,7 +75,11 @@ def plan(known: Known) -> None:
     else:
         epochs *= 2
     known.decide_length(epochs, because, head_epochs=1 if is_tuned else 0)
-    known.say_chosen(f"SSD on ResNet-{known['model.depth']}", f"{known['data.size']} px")
+
+
+def chosen(known: Known) -> tuple[str, str]:
+    """Return the network, and what becomes of the images."""
+    return f"SSD on ResNet-{known['model.depth']}", f"{known['data.size']} px"
 
 
 def _trunk(known: Known, has_gpu: bool) -> bool:

@@ -8,10 +8,10 @@ Training sees random crops, predictions see all of an image. Before it starts, t
 the classifier and its weights, the size of crops, the batch, the epochs and the rates. It says what it decided, and
 `sightline inspect RUN` says why. What you type stays: `--weights FILE|torchvision:resnet50|timm:NAME|none`,
 `--data.size 512`, `--epochs 80`, `--lr 0.0005`.
-Expected: mean IoU of 0.60 on streets in 11 classes, 120 images, with 20 epochs in 76 s on an H200 that was shared
-(docs/why/results.md, row 27). Three epochs on two shared CPU cores gave 0.17 there after 17 minutes, and 0.70 on
-membranes, 24 images, after 13 (benchmarks/notes/results.md, rows S1 and S2). 30 drawn images, from scratch: 0.97 on
-the six that validate, after 12 s of one core (tests/cli/test_segmentation.py).
+Expected: mean IoU of 0.59 on streets in 11 classes, 120 images, and of 0.78 on leaves, with 20 epochs in 18 s on an
+H200 (docs/why/results.md, rows 31 and 33). Three epochs on two shared CPU cores gave 0.17 on streets after 17 minutes,
+and 0.70 on membranes, 24 images, after 13 (benchmarks/notes/results.md, rows S1 and S2). 30 drawn images, from
+scratch: 0.97 on the six that validate, after 12 s of one core (tests/cli/test_segmentation.py).
 """
 
 from sightline.data.masks import MaskData
@@ -44,6 +44,7 @@ def recipe() -> Recipe:
         schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
         train=TrainConfig(epochs=40, global_batch=16, ema=0.99, clip=5.0, last_batch="wrap", min_epoch_steps=50),
         plan=plan,
+        chosen=chosen,
     )
 
 
@@ -59,7 +60,11 @@ def plan(known: Known) -> None:
         return
     _crops(known, has_gpu)
     _length(known, has_gpu, is_tuned)
-    known.say_chosen(f"U-Net on {known['model.arch'] or 'your network'}", f"crops of {known['data.size']} px")
+
+
+def chosen(known: Known) -> tuple[str, str]:
+    """Return the network, and what becomes of the images."""
+    return f"U-Net on {known['model.arch'] or 'your network'}", f"crops of {known['data.size']} px"
 
 
 def _crops(known: Known, has_gpu: bool) -> None:

@@ -135,6 +135,7 @@ def _read_log(path: Path, story: RunStory) -> None:
     curves: dict[str, dict[float, float]] = {}
     ends: dict[float, float] = {}  # of epochs
     broken = 0
+    own = story.fields.get("data.path")
     with open(path, "rb", opener=regular) as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             try:
@@ -142,6 +143,8 @@ def _read_log(path: Path, story: RunStory) -> None:
                 kind, time = str(event["event"]), float(event["time"])
             except (ValueError, KeyError, TypeError, OverflowError):  # OverflowError: a whole number beyond all floats
                 broken += 1
+                continue
+            if kind == "evaluate" and event.get("data", own) != own:  # no point of the curves of val
                 continue
             epoch, step = event.get("epoch"), event.get("step")
             if kind == "evaluate" and is_score(epoch) and is_score(step) and min(epoch, step) >= 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,6 +21,13 @@ KEPT = ("loss", "eta_s", "bar", "steps", "images_per_s")  # numbers of the live 
 DROPPED = ("lr", "data_wait", "memory_gb")  # from the last on, before the bar shrinks
 NOT_SHOWN = ("grad_norm", "steps_per_s", "images_per_s_per_rank")
 COUNTED = {"samples": "images", "truths": "objects", "pixels": "pixels"}  # what a row of the table of classes counts
+
+
+def counted(row: Mapping[str, Any]) -> str:
+    """Return how much a row of the table of classes counts, as the end of a line: "  1 image"."""
+    return "".join(
+        f"  {row[key]} {what if row[key] != 1 else what[:-1]}" for key, what in COUNTED.items() if key in row
+    )
 
 
 @dataclass(frozen=True)

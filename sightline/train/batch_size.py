@@ -224,7 +224,8 @@ def possible_sizes(recipe: Recipe, run: Run, dataset: Dataset, device: Device, w
         except UsageError as error:  # it cannot be split into volumes, or comes in files of another size
             refused = error
             continue
-        if sizes and order.samples_per_epoch < LEAST_STEPS * size * world.size:
+        # Of one sample batch-norm may not be able to learn, so that two are possible in a short epoch too.
+        if len(sizes) > 1 and order.samples_per_epoch < LEAST_STEPS * size * world.size:
             samples = f"{order.samples_per_epoch:,} samples"
             return sizes, f"a larger one leaves fewer than {LEAST_STEPS} steps in an epoch of {samples}"
         if sizes and not _fits_shared_memory(bound, order.local_batch, run, device, world):

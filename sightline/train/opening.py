@@ -25,6 +25,7 @@ from sightline.train.bad_steps import BadSteps
 from sightline.train.compiling import Compiling
 from sightline.train.memory import advised
 from sightline.train.meter import Meter
+from sightline.train.optimizers import said_rate
 from sightline.train.over import refuse_diverged, why_over
 from sightline.train.profile import ProfileWindow, parse_window
 from sightline.train.saver import Saver
@@ -148,7 +149,7 @@ def make_ready(opened: Opened, signals: StopSignals) -> Ready:
         "workers": loader.worker_pids,
     }
     log.started(store.leaves(recipe, run), opened.names, progress.step, recipe.origins, **facts)
-    for note in (*_start_lines(opened), *loader.notes, *state.notes):
+    for note in (*_start_lines(opened, base_lr), *loader.notes, *state.notes):
         log.say(note)
     for text in start_warnings(recipe, base_lr, sets["train"].spec.classes, len(sets["train"])):
         log.warn(text)
@@ -165,16 +166,18 @@ def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
     return recipe.optimizer.base_lr(recipe.train.global_batch, world.size) if resolved is None else resolved
 
 
-def _start_lines(opened: Opened) -> list[str]:
+def _start_lines(opened: Opened, base_lr: float) -> list[str]:
     """Say what will be trained, on what and for how long."""
     recipe, world, progress = opened.session.recipe, opened.session.world, opened.state.progress
     cfg, per_epoch = recipe.train, opened.length.steps_per_epoch
     epochs = f"{cfg.epochs} epoch{'s' * (cfg.epochs > 1)} of {per_epoch} step{'s' * (per_epoch > 1)}"
     shares = f" ({cfg.global_batch // world.size} on each of {world.size})" if world.size > 1 else ""
+    per = recipe.optimizer.lr_for_batch
+    rate = said_rate(base_lr, recipe.optimizer.base_lr(per, world.size), per)
     can_stop = 0 < cfg.patience * cfg.eval_every_epochs < cfg.epochs
     lines = [
         f"{recipe.name}: {opened.length.samples} training and {len(opened.sets['val'])} evaluation samples",
-        f"{'at most ' * can_stop}{epochs}, batch {cfg.global_batch}{shares}, base rate {progress.base_lr:g}, "
+        f"{'at most ' * can_stop}{epochs}, batch {cfg.global_batch}{shares}, base rate {rate}, "
         f"{cfg.precision} on {opened.session.device.name()}",
     ]
     if can_stop:

@@ -28,6 +28,11 @@ OURS = ("sgd_keras", "lars")
 AS_OTHERS = -1.0  # a decay that means: the same as weight_decay
 
 
+def said_rate(rate: float, lr: float, lr_for_batch: int) -> str:
+    """Return a base rate as people are told it, with the one it was scaled from."""
+    return f"{rate:g} ({lr:g} per {lr_for_batch} samples)" if lr_for_batch and lr != rate else f"{rate:g}"
+
+
 @dataclass(frozen=True)
 class OptimizerConfig(Part):
     """The rule by which gradients change weights."""

@@ -16,7 +16,7 @@ from sightline.engine.checkpoint import stored_recipe
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import early_cuda
 from sightline.parts import Bound, DataFacts, Dataset
-from sightline.recipe.recipe import Recipe, Run
+from sightline.recipe.recipe import MEASURED, Recipe, Run
 from sightline.train.batch_size import measure_accumulation, measure_batch
 from sightline.train.config import AUTO
 from sightline.train.session import Session
@@ -156,7 +156,7 @@ def _with_accumulation(session: Session, stored: Mapping[str, Any]) -> Session:
         log.say("measuring in how many parts a batch fits into memory (train.accumulation=auto)")
         parts, note = measure_accumulation(recipe, run, session.device, world)
         log.say(note)
-    return replace(session, recipe=recipe.decided({"train.accumulation": parts}, "measured on this device"))
+    return replace(session, recipe=recipe.decided({"train.accumulation": parts}, MEASURED))
 
 
 def _with_batch(session: Session, stored: Mapping[str, Any]) -> Session:
@@ -166,4 +166,4 @@ def _with_batch(session: Session, stored: Mapping[str, Any]) -> Session:
         log.say("measuring the largest batch that is worth its memory (train.global_batch=auto)")
         batch, note = measure_batch(recipe, run, session.device, world)
         log.say(note)
-    return replace(session, recipe=recipe.decided({"train.global_batch": batch}, "measured on this device"))
+    return replace(session, recipe=recipe.decided({"train.global_batch": batch}, MEASURED))

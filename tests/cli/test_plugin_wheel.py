@@ -111,8 +111,14 @@ def test_a_source_that_is_gone_is_named(sightline, installed: pytest.MonkeyPatch
     small = [each for each in SMALL if "weight" not in each]
     good(sightline("train", "demo_classification", "--data", data, *small, "--out", out, "--epochs=1", "--workers=0"))
     installed.undo()
-    gone = sightline("evaluate", out)
-    assert gone.code == 2 and "was trained with a source of sightline-lab 1.0, which is not installed here" in gone.err
+    again = ["train", "demo_classification", "--data", data, *small, "--out", out, "--epochs=2", "--workers=0"]
+    for command in (["evaluate", out], ["check", out], ["show", out], ["inspect", out], again):
+        gone = sightline(*command)
+        assert gone.code == 2, command
+        assert "was trained with a source of sightline-lab 1.0, which is not installed here" in gone.err, command
+    (out / "environment.json").write_text("[]", encoding="utf-8")
+    unknown = sightline("show", out)
+    assert unknown.code == 2 and unknown.err.startswith("error: --data.path '")
 
 
 @pytest.mark.slow  # a process that imports torch; the commands above are those of this process

@@ -26,7 +26,15 @@ SMALL = "--model.arch=shufflenet_v2_x0_5"  # a network that is counted in no tim
             {0: 0, 1: 0.000256, 625: 0.16, 3124: 0.799744, 3125: 0.8, 18750: 0.8, 18751: 0.08, 37501: 0.008}
             | {50001: 0.0008},
         ),
-        ("resnet50_keras", 256, "--run.devices", 1, 5004, {0: 0, 12510: 0.05, 25020: 0.1, 150120: 0.1, 150121: 0.01}),
+        pytest.param(
+            "resnet50_keras",
+            256,
+            "--run.devices",
+            1,
+            5004,
+            {0: 0, 12510: 0.05, 25020: 0.1, 150120: 0.1, 150121: 0.01},
+            marks=pytest.mark.slow,
+        ),
         (
             "resnet50_lars",
             2048,
@@ -36,7 +44,15 @@ SMALL = "--model.arch=shufflenet_v2_x0_5"  # a network that is counted in no tim
             {1: 0.0050667, 625: 3.1666667, 1875: 9.5, 1876: 9.4991784, 5000: 7.1060379, 12500: 2.7760236}
             | {20000: 0.4443544, 24999: 0.0001001},
         ),
-        ("resnet50_lars", 256, "--ranks", 1, 5004, {0: 0, 15012: 2.5, 15013: 2.499973, 100080: 0.7305377}),
+        pytest.param(
+            "resnet50_lars",
+            256,
+            "--ranks",
+            1,
+            5004,
+            {0: 0, 15012: 2.5, 15013: 2.499973, 100080: 0.7305377},
+            marks=pytest.mark.slow,
+        ),
         (
             "resnext101",
             1024,
@@ -45,7 +61,7 @@ SMALL = "--model.arch=shufflenet_v2_x0_5"  # a network that is counted in no tim
             1251,
             {0: 0, 1: 0.0001023, 10008: 1.0238977, 10009: 1.0041663, 56295: 0.5120857},
         ),
-        ("resnext101", 8192, "--ranks", 64, 156, {0: 0, 14039: 0.0001322}),
+        pytest.param("resnext101", 8192, "--ranks", 64, 156, {0: 0, 14039: 0.0001322}, marks=pytest.mark.slow),
     ],
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )

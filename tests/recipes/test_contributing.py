@@ -1,6 +1,5 @@
 """The examples of docs/howto/{recipe,source,source_boxes,task}.md, added as pages say; a device is in tests/migrate."""
 
-import json
 import re
 import runpy
 import sys
@@ -59,22 +58,21 @@ def test_the_source_of_boxes_has_the_objects_of_coco(tmp_path: Path, monkeypatch
     assert cli.main(["prepare", "shapes", "--out", str(tmp_path), *amounts]) == 0
     data = layouts["read"](tmp_path / "detection")
     layouts["LAYOUTS"]["coco"](data, tmp_path / "coco")
+    (tmp_path / "flat").mkdir()
     for split, entries in data.items():
-        layouts["images"](tmp_path / "labelme" / split, entries)
+        layouts["images"](tmp_path / "boxlist" / split, entries)
         layouts["images"](tmp_path / "flat", entries)
-        for entry in entries:
-            shapes = [{"label": name, "points": [[x + w, y], [x, y + h]]} for name, x, y, w, h in entry.boxes]
-            sides = {"imageHeight": entry.height, "imageWidth": entry.width}
-            text = json.dumps({"shapes": shapes, "imagePath": entry.file, **sides})
-            for folder in (tmp_path / "labelme" / split, tmp_path / "flat"):
-                (folder / entry.file).with_suffix(".json").write_text(text)
+        lines = [f"{each.file},{n},{x},{y},{x + w},{y + h}\n" for each in entries for n, x, y, w, h in each.boxes]
+        (tmp_path / "boxlist" / split / "boxes.csv").write_text("".join(lines))
+        with (tmp_path / "flat" / "boxes.csv").open("a") as file:
+            file.writelines(lines)
     (tmp_path / "sources").mkdir()
-    (tmp_path / "sources" / "labelme.py").write_text(example("source_boxes"), encoding="utf-8")
+    (tmp_path / "sources" / "boxlist.py").write_text(example("source_boxes"), encoding="utf-8")
     monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(tmp_path / "sources")])
     try:
         for split in ("train", "val"):
-            ours, coco = (sources.open_boxes("auto", str(tmp_path / each), split) for each in ("labelme", "coco"))
-            assert type(ours) is type(coco) and ours.kind == "labelme" and ours.classes == coco.classes
+            ours, coco = (sources.open_boxes("auto", str(tmp_path / each), split) for each in ("boxlist", "coco"))
+            assert type(ours) is type(coco) and ours.kind == "boxlist" and ours.classes == coco.classes
             assert len(ours) == len(coco) > 0 and ours.files
             there = {coco.name(row).rpartition("/")[2]: row for row in range(len(coco))}
             for row in range(len(ours)):
@@ -84,11 +82,11 @@ def test_the_source_of_boxes_has_the_objects_of_coco(tmp_path: Path, monkeypatch
                     found, expected = (getattr(each, name) for each in (ours.objects(row), coco.objects(other)))
                     np.testing.assert_array_equal(found, expected)
         with pytest.raises(NoTestSplit, match="has no folder test"):
-            sources.open_boxes("labelme", str(tmp_path / "labelme"), "test")
+            sources.open_boxes("boxlist", str(tmp_path / "boxlist"), "test")
         drawn = [sources.open_boxes("auto", str(tmp_path / "flat"), split) for split in ("train", "val")]
         assert sum(map(len, drawn)) == sum(map(len, data.values())) and drawn[1].held_out is not None
     finally:
-        sys.modules.pop("sightline.data.sources.labelme", None)
+        sys.modules.pop("sightline.data.sources.boxlist", None)
 
 
 def test_the_plan_decides_by_the_number_of_images(tmp_path: Path, shapes: Path):

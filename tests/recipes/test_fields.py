@@ -617,7 +617,8 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "val_fraction": [ShownBy("cli/test_any_folder.py")],
         "split": [ShownBy("cli/test_any_folder.py")],
         "augment": [Flip(("off", "on"), samples, same=held_out)],
-        "crop": [Flip(("tf", "area"), samples)],
+        "crop": [Flip(("tf", "area"), samples), Flip(("shift",), samples, same=held_out)],
+        "crop_padding": [Flip(("3",), samples, base=("--data.crop=shift",), same=held_out)],
         "crop_scale": [Flip(("0.2 0.3",), samples, same=held_out)],
         "crop_ratio": [Flip(("2.0 3.0",), samples, same=held_out)],
         "flip": [Flip(("1.0",), samples, same=held_out)],
@@ -663,6 +664,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
     },
     "ClassificationConfig": {
         "label_smoothing": [Flip(("0.3",), losses, same=samples)],
+        "tta": [Flip(("True",), predictions, same=losses)],
     },
     "OptimizerConfig": {
         "kind": [

@@ -57,7 +57,7 @@ def test_it_is_called_by_the_name_of_its_file(name: str):
     assert config.load(name)[0] == recipes.find(name).recipe()
 
 
-@EVERY_RECIPE
+@EACH_PART
 def test_it_trains_evaluates_and_writes_its_run_folder(name: str, finished):
     result = finished(name)
     assert result.error is None

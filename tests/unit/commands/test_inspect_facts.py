@@ -158,6 +158,8 @@ def test_facts_are_told_line_by_line():
         "  base rate 0.1",
         "  weights: gone",
     ]
+    meant = {**alone, "config": {"optimizer": {"decay_form": "gradient", "lr": 0.1, "lr_for_batch": 256}}}
+    assert "  base rate 0.1\n" in as_text(meant, [], False)  # for the batch that the run has
     only = {**plain, "weights": {"note": "x", "tensors": [{"state": "kept", "name": "a", "here": "1", "there": ""}]}}
     assert "  1 tensors kept\n    kept      a  1 <- -" in as_text(only, [], False)
 

@@ -13,11 +13,13 @@ def test_classes_are_a_line_each_with_what_was_counted():
         {"class": "cat", "top1": 0.25, "precision": None, "samples": 4},
         {"class": "a class with a name that is long", "ap": 1.0, "ap50": 0.5, "truths": 12},
         {"class": "lung", "label": "L1", "dice": 0.98765},
+        {"class": "fox", "ap": 0.0, "samples": 1, "truths": 1},
     ]
     assert score_text.of_classes(scores(rows), "scores.json") == [
         f"  {'cat':24} recall 0.2500  precision      -  4 images",
         "  a class with a name that is long ap 1.0000  ap50 0.5000  12 objects",
         f"  {'lung':24} label L1  dice 0.9877",
+        f"  {'fox':24} ap 0.0000  1 image  1 object",
     ]
     assert score_text.of_classes(scores([]), "scores.json") == []
 

@@ -244,7 +244,7 @@ def test_wrong_words_are_one_line(line: str, message: str):
 def test_all_that_is_missing_is_named_at_once():
     with pytest.raises(UsageError, match="^prepare imagenet needs --train PATH, --val PATH and --labels PATH; "):
         parse_options(ImagenetOptions, ["--out", "x"], prog="sightline prepare imagenet")
-    with pytest.raises(UsageError, match=r"needs --out PATH and --form \{folder,tar,tfrecord\}; "):
+    with pytest.raises(UsageError, match=r"needs --out PATH and --form \{folder,tar,tfrecord,coco,yolo,parquet\}; "):
         parse_options(ConvertOptions, ["--source", "x"], prog="sightline prepare convert")
 
 

@@ -22,6 +22,7 @@ def decided(
     facts = DataFacts(val_items=val, count=lambda: SplitFacts(images, sizes=sizes, counts=counts))
     known = Known(settings, facts, "look")
     settings.recipe.plan(known)
+    known.lines.append(known.line(*settings.recipe.chosen(known)))  # as a start does
     return known
 
 

@@ -48,11 +48,11 @@ def test_a_start_says_what_is_trained_on_what_and_for_how_long(tmp_path: Path, c
     evaluated = next(line for line in said if "training and" in line)
     assert evaluated == "demo_classification: 24 training and 3 evaluation samples"
     device = devices.select("cpu").name()
-    assert f"1 epoch of 3 steps, batch 8, base rate 0.025, fp32 on {device}" in said
+    assert f"1 epoch of 3 steps, batch 8, base rate 0.025 (0.2 per 64 samples), fp32 on {device}" in said
     assert not any("resuming" in line or "stops after" in line for line in said)
     train(tmp_path, "--train.epochs=9", "--train.patience=1", "--train.max-steps=4", "--run.override", *rate)
     said = capsys.readouterr().out.splitlines()
-    assert f"at most 9 epochs of 3 steps, batch 8, base rate 0.025, fp32 on {device}" in said
+    assert f"at most 9 epochs of 3 steps, batch 8, base rate 0.025 (0.2 per 64 samples), fp32 on {device}" in said
     assert "stops after 1 evaluation without a better top1 (train.patience)" in said and "resuming from step 3" in said
 
 

@@ -456,9 +456,7 @@ def test_short_epochs_cannot_be_changed_on_the_way(tmp_path: Path):
         train(tmp_path, "--train.epochs=1", "--train.steps-per-epoch=2", "--run.override")
 
 
-@pytest.mark.parametrize(
-    "stop", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow), 6]
-)
+@pytest.mark.parametrize("stop", [2, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (3, 4, 6))])
 def test_a_hard_stop_is_evaluated_saved_and_resumes_to_the_same_bits(tmp_path: Path, finished, stop: int):
     """Within an epoch, at its end, and at the end of one without an evaluation; plateau looks at every score."""
     flags = ["--train.eval-every-epochs=2", "--schedule.kind=plateau", "--schedule.patience=0", "--train.ema=0.5"]
