@@ -5,6 +5,7 @@ TEST_JOBS ?= 2
 PYTEST_ARGS ?=
 N ?= 200
 SEED ?= 1
+RESULTS_ARGS ?=
 PIP_ARGS ?=
 
 VENV := .venv
@@ -16,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint docs mutants audit clean
+.PHONY: help demo test test-all lint docs mutants results audit clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -47,6 +48,9 @@ docs: $(VENV)/.docs ## build the documents as a site with search: build/site/ind
 
 mutants: $(VENV)/.dev ## draw N small bugs at random and count how many the tests notice (N=200 SEED=1; half an hour)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python tests/random_mutants.py --number $(N) --seed $(SEED) --jobs $(TEST_JOBS)
+
+results: $(VENV)/.core ## repeat a row of the published scores: NAME=cifar10_94 DATA=DIR (benchmarks/notes/published.md)
+	$(BIN)/python benchmarks/published/run.py $(NAME) --data $(DATA) $(RESULTS_ARGS)
 
 audit: $(VENV)/.dev ## licences of all dependencies; known vulnerabilities where pip-audit and a network are there
 	$(BIN)/python .ci/audit.py

@@ -266,14 +266,16 @@ def test_bytes_of_a_sample_are_those_of_the_data_that_recipes_are_for():
         (layout((4, 8, 64, 64), (8, 64, 64)), 21 * 155),  # in slices, of BraTS
     ],
 )
-def test_an_epoch_without_data_is_as_the_recipe_declares_it(bound: SimpleNamespace, held_out: int, monkeypatch):
+def test_an_epoch_without_data_is_as_the_recipe_declares_it(bound: SimpleNamespace, held_out: int):
     data = SimpleNamespace(declared=lambda: (("a", "b"), 87), declared_per_item=lambda batch: batch // 16)
-    recipe = SimpleNamespace(train=SimpleNamespace(global_batch=64, eval_every_epochs=3), data=data)
+    train = SimpleNamespace(global_batch=64, eval_every_epochs=3, trainable="all", ema=0.99)
+    model = SimpleNamespace(build=lambda spec: torch.nn.Linear(*spec))
+    optimizer = SimpleNamespace(build=lambda model, device: torch.optim.SGD(model.parameters()))  # it has no state
+    recipe = SimpleNamespace(train=train, data=data, model=model, optimizer=optimizer)
     run = SimpleNamespace(checkpoint_every_epochs=5, save_in_background=False)
-    bound.dataset = object()
-    monkeypatch.setattr(scaling, "checkpoint_bytes", lambda *given: 1000 * (given == (recipe, bound.dataset)))
+    bound.dataset = SimpleNamespace(spec=(3, 4))
     assert scaling.rounds_of(recipe, run, bound, ScalingOptions(disk_gbs=0.5)) == Rounds(
-        87 * 4, held_out, 3, 1000, 5, 0.5e9, False
+        87 * 4, held_out, 3, 2 * 4 * (3 * 4 + 4), 5, 0.5e9, False
     )
 
 
