@@ -8,7 +8,9 @@ The first call traces the default tests once (coverage.py; about ten minutes) to
 map is kept in .mutants/: changed tests are traced again, lines of the package that moved are found again; delete the
 folder to begin anew. Each bug is then written into a copy of the tree, and the tests that run its line, also in a
 process that they fork or start, are run, the most specific first and slow ones last, until one fails or `--limit`
-seconds of tests are used up, as they take on free cores: what none of these notices counts as missed. Of a constant or
+seconds of tests are used up, as they take on free cores. What none of these notices is shown to the part of `make lint`
+that finds bugs: mypy, and ruff's rules F, B and PLE; no rule of style, which the spelling of the bug may break. The
+rest counts as missed. Of a constant or
 a field the tests of what reads it, and those that name its module, are run. What runs only in a process that a test
 kills counts for no test. The tests that caught a bug are run once more without one: those that fail then have caught
 nothing, and their bugs are tried again.
@@ -105,7 +107,9 @@ SHARES = 16  # of the tests that caught bugs, run at once without one
 STARTED = 'import os\nif "MUTANTS_TEST" in os.environ:\n    import traced\n    traced.trace()\n'
 STAGES_S = (2.0, 10.0, float("inf"))  # each a process of its own, which reads only the files of its tests
 WARM = ("pytest", "numpy.ma", "torch._dynamo", "torch.distributed.run", "torchvision.transforms.v2", "PIL.Image")
-CAUGHT, LATE = ("caught", "hung"), "not tried in time"
+BY_LINT = "caught by lint"
+CAUGHT, LATE = ("caught", "hung", BY_LINT), "not tried in time"
+TYPES = KEPT / "mypy"  # mypy's cache
 OPPOSITES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 
 
@@ -297,13 +301,14 @@ def traced(jobs: int) -> Map:
     KEPT.mkdir(exist_ok=True)
     package = {path.relative_to(REPO).as_posix(): path.read_text("utf-8") for path in found_in(PACKAGES, "*.py")}
     digests = {test: digest for path in found_in(TESTS, "test_*.py") for test, digest in _digests(path).items()}
-    digests = {test: digest for test, digest in digests.items() if not test.startswith("tests/device/")}
+    collected = _collected()
+    by_default = {_function(test) for test in collected if not test.startswith("tests/device/")}
+    digests = {test: digest for test, digest in digests.items() if test in by_default}
     stored = KEPT / "map.json"
     empty: dict[str, Any] = {"package": package, "tests": {}, "runs": {}, "seconds": {}}
     known = json.loads(stored.read_text()) if stored.exists() else empty
     known["runs"] = _moved(known["runs"], known["package"], package)
     known["package"] = package
-    collected = _collected()
     gone = {test for test in known["runs"] if "::" in test and test not in collected}  # its parameters are others now
     others = {_function(test) for test in gone}
     stale = [test for test, digest in digests.items() if known["tests"].get(test) != digest or test in others]
@@ -312,11 +317,13 @@ def traced(jobs: int) -> Map:
         known[name] = {test: value for test, value in known[name].items() if _function(test) in lasting}
     if stale:
         print(f"tracing {len(stale)} tests, to learn which lines they run", flush=True)
-        runs, seconds = _trace(stale, jobs)
+        runs, seconds, ended = _trace(stale, jobs)
         known["runs"] = runs | known["runs"]
         known["seconds"] |= seconds
-        known["tests"] = digests
+        known["tests"] = {test: digest for test, digest in digests.items() if test in ended or test not in stale}
         stored.write_text(json.dumps(known))
+        if lacking := [test for test in stale if test not in ended]:
+            sys.exit(f"{len(lacking)} tests were not traced, e.g. {lacking[0]}: see {KEPT}/trace.log, then call again")
     by_line: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     lines: Counter[str] = Counter()
     for test, ran in known["runs"].items():
@@ -386,8 +393,9 @@ def _function(test: str) -> str:
     return "::".join(test.partition("[")[0].split("::")[:2])
 
 
-def _trace(tests: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]], dict[str, float]]:
-    """Run tests under coverage.py. What a fixture runs counts for its whole file, under the name of the file."""
+def _trace(tests: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]], dict[str, float], set[str]]:
+    """Run tests under coverage.py; return what they run, their seconds, and the functions that were run to an end. What
+    a fixture runs counts for its whole file, under the name of the file."""
     import coverage
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
@@ -422,7 +430,9 @@ def _trace(tests: list[str], jobs: int) -> tuple[dict[str, dict[str, list[int]]]
                 for line, contexts in data.contexts_by_lineno(measured).items():
                     for context in filter(None, contexts):
                         runs[context][file].add(line)
-    return {test: {file: sorted(v) for file, v in ran.items()} for test, ran in runs.items()}, dict(seconds)
+    ended = {_function(test) for test in re.findall(r"(?:PASSED|FAILED|SKIPPED|ERROR) (\S+)", said)}
+    found = {test: {file: sorted(v) for file, v in ran.items()} for test, ran in runs.items()}
+    return found, dict(seconds), ended
 
 
 def pytest_configure(config: object) -> None:
@@ -551,10 +561,34 @@ def _is_on(node: ast.Assign | ast.AnnAssign, line: int) -> bool:
 
 
 def _readers(name: str, file: str) -> list[tuple[str, int]]:
-    """Return (file, line) of what reads a name, in its own file, and in others unless it is one of many."""
-    found = _read_names()[name]
-    own, others = ([place for place in found if (place[0] == file) == is_own] for is_own in (True, False))
-    return own + (others if len(others) <= FEW_READERS else [])
+    """Return (file, line) of what reads a name, in its own file, and in others unless it is one of many; also of what
+    reads a name that is made of it at import, as a table of flags becomes part of a script."""
+    found, left, seen = [], [(name, file)], {(name, file)}
+    while left:
+        name, file = left.pop()
+        places, made = _read_names()[name], _made_of()[name]
+        is_few = sum(place != file for place, _ in places) <= FEW_READERS
+        found += [(place, line) for place, line in places if is_few or place == file]
+        new = {(each, place) for each, place in made if is_few or place == file} - seen
+        left += sorted(new)
+        seen |= new
+    return found
+
+
+@functools.cache
+def _made_of() -> dict[str, list[tuple[str, str]]]:
+    """Return {name: [(another name, file) whose value is made of it where its file is imported]}."""
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for path in found_in(PACKAGES, "*.py"):
+        file = path.relative_to(REPO).as_posix()
+        for each in ast.parse(path.read_text("utf-8")).body:
+            read = (
+                {getattr(part, "id", getattr(part, "attr", "")) for part in ast.walk(each)} if _targets(each) else set()
+            )
+            for target in _targets(each):
+                for name in read - {target.id, ""}:
+                    found[name].append((target.id, file))
+    return found
 
 
 @functools.cache
@@ -627,6 +661,7 @@ def copied(tree: Path) -> None:
     for path in [*REPO.glob("*.*"), REPO / "Makefile", REPO / "Dockerfile"]:
         if path.is_file():
             shutil.copy(path, tree)
+    shutil.copytree(TYPES, tree / TYPES.name)
     with contextlib.suppress(FileExistsError):
         (tree.parent / "shared").symlink_to(REPO.parent / "shared")
     for package in PACKAGES:
@@ -656,8 +691,6 @@ def tried(bug: Bug, stages: list[tuple[list[str], float]], until: float) -> Resu
     "not run by any test", "survived", or one of CAUGHT; LATE if it is too late to begin."""
     if time.monotonic() > until:
         return Result(LATE)
-    if not stages:
-        return Result("not run by any test")
     path = _tree / bug.file
     source = path.read_bytes()
     end = bug.start + len(bug.text.encode())
@@ -675,7 +708,24 @@ def tried(bug: Bug, stages: list[tuple[list[str], float]], until: float) -> Resu
             return Result("caught", test)
         elif code == 4 and _pytest(["--collect-only", *tests], seconds)[0] != 4:  # the tests cannot be read any more
             return Result("caught")
-    return Result("survived")
+    path.write_bytes(source[: bug.start] + bug.instead.encode() + source[end:])
+    try:
+        if linted(_tree, _tree / TYPES.name, bug.file):
+            return Result(BY_LINT)
+        return Result("survived" if stages else "not run by any test")
+    finally:
+        path.write_bytes(source)
+
+
+def linted(tree: Path, cache: Path, file: str = "") -> str:
+    """Return what mypy says of a tree, and ruff of a file of it."""
+    types = ["mypy", "--no-warn-unused-ignores", "--cache-dir", str(cache)]
+    rules = ["ruff", "check", "--no-cache", "--quiet", "--select", "F,B,PLE", file]
+    for words in [types, *[rules] * bool(file)]:
+        done = subprocess.run([sys.executable, "-m", *words], cwd=tree, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return done.stdout + done.stderr
+    return ""
 
 
 def failing(tests: list[str], seconds: float) -> set[str]:
@@ -839,6 +889,8 @@ def main() -> int:
     if arguments.only:
         bugs = [(i, bug) for i, bug in bugs if i in arguments.only]
     known = traced(arguments.jobs)
+    if said := linted(REPO, TYPES):
+        sys.exit(said)
     equivalent = set((REPO / EQUIVALENT.split()[-1]).read_text("utf-8").replace("'", '"').splitlines())
     began = time.monotonic()
     results = {i: Result(bug.left_out or EQUIVALENT) for i, bug in bugs if bug.left_out or bug.is_in(equivalent)}
@@ -906,6 +958,7 @@ def _table(results: list[tuple[Bug, str]], seconds: float) -> str:
     counted = [what for _, what in results if not _is_left_out(what)]
     caught = sum(what in CAUGHT for what in counted)
     share = caught / max(len(counted), 1)
+    lines.append(f"of those caught, {counted.count(BY_LINT)} by lint alone")
     return "\n".join([*lines, f"caught {caught} of {len(counted)} ({share:.1%}) in {seconds:.0f} s"])
 
 

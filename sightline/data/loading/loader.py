@@ -116,13 +116,13 @@ class Loader:
         workers = min(worker_count(run.workers, device, world), items)
         # Decoding on the device keeps the host busy too; threads do it while the step runs.
         works_ahead = device.has_streams and run.device_prefetch
-        threads = THREADS if workers else 1
-        shared = (run.prefetch + threads) * sum(len(bound.layout) + 2 for bound, _ in feeds.values()) if workers else 0
+        bringing = THREADS if workers else 1
+        shared = (run.prefetch + bringing) * sum(len(bound.layout) + 2 for bound, _ in feeds.values()) if workers else 0
         prove_descriptors(shared + FILES_PER_WORKER * workers + SPARE_FILES)
         filled = {}
         for name, (bound, order) in feeds.items():
             bound.check_batch(order.local_batch)
-            in_work = threads if works_ahead and _goes_ahead(bound) else 1
+            in_work = bringing if works_ahead and _goes_ahead(bound) else 1
             slots = 1 if workers == 0 else run.prefetch + in_work
             batches = _allocate(bound.layout, order.local_batch, slots, name, shared=workers > 0)
             filled[name] = Feed(bound, batches, name == "train", bad_samples.policy)
@@ -142,7 +142,7 @@ class Loader:
         is_ahead = works_ahead and any(_goes_ahead(bound) for bound, _ in feeds.values())
         self._threads = ThreadPoolExecutor(threads, "sightline-loads") if threads and not workers else None
         begin = partial(_begin_thread, device)
-        self._ahead = Ahead(threads, self._collect, begin, check_stop) if is_ahead else None
+        self._ahead = Ahead(bringing, self._collect, begin, check_stop) if is_ahead else None
 
     @property
     def worker_pids(self) -> list[int]:

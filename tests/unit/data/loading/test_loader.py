@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import termios
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -327,6 +328,34 @@ class Unreadable(Dataset):
 
     def finish(self, batch, dtype):
         return batch
+
+
+class Meeting(Unreadable):
+    """Samples of which as many must be loaded at once as a barrier lets through."""
+
+    def __init__(self, threads: int):
+        super().__init__()
+        self.together = threading.Barrier(max(threads, 1))
+        self.seen: set[int] = set()
+
+    def load(self, epoch, index):
+        self.together.wait(30)
+        self.seen.add(threading.get_ident())
+        return {"label": np.int64(index)}
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_a_process_without_workers_loads_on_as_many_threads_as_it_is_told(threads: int):
+    dataset = Meeting(threads)
+    feeds = {"files": (dataset.bind(CPU, BATCH), EvalOrder(60_000, BATCH))}
+    bad_samples = BadSamples("fail", 0, nothing)
+    loader = Loader(feeds, Run(workers=0), CPU, World(), bad_samples, nothing, threads=threads)
+    try:
+        [batch] = take(loader, "files", 0, 1)
+    finally:
+        loader.close()
+    assert batch["label"].tolist() == list(range(BATCH))
+    assert (dataset.seen == {threading.get_ident()}) is not bool(threads) and len(dataset.seen) <= max(threads, 1)
 
 
 def test_long_requests_and_long_answers_do_not_wait_for_each_other():
