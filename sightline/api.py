@@ -373,6 +373,7 @@ def write_predictions(
     probabilities: bool = False,
     postprocess: bool = True,
     trust: bool = False,
+    form: str = "",
 ) -> dict[str, Any]:
     """Predict images or volumes, or all in folders, with a run, an exported file or several of them: write
     predictions.json, predictions.csv, masks of volumes and drawings into `out`; without it into `predictions` of the
@@ -380,9 +381,10 @@ def write_predictions(
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
     flags set data.on_bad_sample to skip, and always if no file could be read. Ranks of a launcher share the files.
-    `trust` loads a .pt2, which can run code that its author put in.
+    `trust` loads a .pt2, which can run code that its author put in. `form` also writes what a tool for labelling
+    imports: coco, yolo, labelme, labelstudio or cvat.
     """
-    options = PredictOptions(top, threshold, draws, probabilities)
+    options = PredictOptions(top, threshold, draws, probabilities, form=form)
     paths = [Path(inputs)] if isinstance(inputs, str | Path) else list(inputs)
     runs = [run_folder] if isinstance(run_folder, str | Path) else run_folder
     if not (isinstance(runs, Sequence) and all(isinstance(each, str | Path) for each in (*runs, *paths))):

@@ -49,7 +49,7 @@ def _run(flags: list[str]) -> int:
         _complain(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("stopped by Ctrl-C; the same command starts again, from what was saved")
+        _complain("stopped by Ctrl-C; the same command starts again, or resumes if something was saved")
         return 130
     except BrokenPipeError:  # `| head` has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

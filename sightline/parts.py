@@ -195,6 +195,7 @@ class DataFacts:
     has_test: bool = False  # there is a test split that neither trains nor validates
     val_items: int = 0  # samples that validate; 0 if unknown
     count: Callable[[], SplitFacts] | None = None  # numbers of the train split; None if unknown
+    warning: str = ""  # for the user, below the line
 
 
 NOTHING_OPENED = DataFacts()
@@ -421,6 +422,7 @@ class PredictOptions:
     draws: bool = True  # write images with the findings drawn into them
     probabilities: bool = False  # keep those of every class at every voxel
     largest: tuple[int, ...] = ()  # classes of voxels that keep their largest connected component alone
+    form: str = ""  # what a tool for labelling imports, written too: coco, yolo, labelme, labelstudio or cvat
 
     def __post_init__(self) -> None:
         if self.top is not None and self.top < 1:

@@ -37,6 +37,11 @@ _file = [Path()]
 atexit.register(gc.unfreeze)  # libraries may check at the end that what they made is gone
 
 
+def pytest_collectreport() -> None:
+    """Freeze what each file brought, or every second collection while the next are imported looks at all of it."""
+    gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Freeze, before the first test of each file, what collecting the tests and earlier files left: modules, caches and

@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -155,29 +156,35 @@ def run(main: Callable[[list[str]], Any], words: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    gc.disable()  # until all is imported: as Python's documentation advises before forks
     warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of Python 3.12, wherever a thread is left
 
     import numpy.ma  # noqa: F401  # what np.unique imports when it is called
     import pytest  # noqa: F401  # as test files do
     import torch._dynamo  # what torch imports when its first optimizer is built
     import torch.distributed.run  # noqa: F401
+    import torchvision  # noqa: F401  # what looking for the name of a network imports
     import warm
 
     import sightline.api  # what a command imports when it is called
     import sightline.overview.last_screen
     import sightline.report.page
     import sightline.report.samples  # noqa: F401
-    from sightline import cli, config, recipes
+    from sightline import cli, config, data, metrics, models, recipes, tasks
     from sightline.hardware import devices
     from sightline.runs.environment import environment
 
+    for part in (data, metrics, models, tasks):  # what a run imports when it needs it
+        for module in pkgutil.walk_packages(part.__path__, f"{part.__name__}."):
+            importlib.import_module(module.name)
     for recipe in recipes.names():
         recipes.find(recipe)
     config.load("demo_classification", ["--data.path=synthetic:samples=8"])  # imports all sources
     environment(devices.select("cpu"), 1)  # looks for the versions of packages
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    gc.freeze()  # as Python's documentation advises before forks: children share these pages
+    gc.freeze()  # children share these pages
+    gc.enable()
     asked = serve(warm.accept())
     if "MUTANTS_TEST" in os.environ:
         importlib.import_module("traced").trace()

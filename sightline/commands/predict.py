@@ -26,6 +26,8 @@ def predict(flags: Sequence[str]) -> None:
     parser.add_argument("--out", default="", help=what)
     parser.add_argument("--top", type=int, help="largest number of classes or boxes per image")
     parser.add_argument("--score-threshold", type=float, help="lowest score to show, 0 to 1")
+    what = "also write what a tool for labelling imports as annotations"
+    parser.add_argument("--format", default="", choices=("coco", "yolo", "labelme", "labelstudio", "cvat"), help=what)
     what = "draw the findings; without, write predictions.json and predictions.csv only"
     parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
     what = "volumes: also write CASE.npy, the probability of every class at every voxel, float32"
@@ -60,4 +62,5 @@ def predict(flags: Sequence[str]) -> None:
         probabilities=arguments.save_probabilities,
         postprocess=arguments.postprocessing,
         trust=arguments.trust,
+        form=arguments.format,
     )

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.sources import BoxSource, Images, MaskSource, Opener, SourceOptions, decathlon, folder
-from sightline.data.sources.layouts import ALL, NAMES, NoTestSplit, Splits, counted
+from sightline.data.sources.layouts import ALL, NoTestSplit, counted
 from sightline.data.volumes.plan import read_plan
-from sightline.errors import BadData, SightlineError
+from sightline.errors import BadData, SightlineError, first_of
 from sightline.parts import SPLITS, DataFacts, Split, SplitFacts
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def of_images(
             raise
         both = open_both(Opener(), open_one, data.source, path, options, is_typed)  # errors name the path as typed
     train, val = both["train"], both["val"]
-    count, line = len(train.classes), describe(both, options)
+    count = len(train.classes)
     test, said_of_test = _test_split(opener, open_one, data.source, place, replace(options, classes=count), val)
-    line += said_of_test
+    line = describe(both, options) + said_of_test
     fields: dict[str, Any] = {"classes": count} if config.classes and not is_typed else {}
     if not train.files and os.path.exists(path):  # of a source of another package
         line += "; the source has no `files`, so a resumed run does not notice images that changed"
@@ -73,6 +73,19 @@ def of_images(
         has_test=test,
         val_items=len(val),
         count=partial(_count, train),
+        warning=_warning(train),
+    )
+
+
+def _warning(train: Images) -> str:
+    """Say where class folders look like data sets with the same classes; "" where they do not."""
+    place = train.layout.train if train.layout and train.layout.kind == "folder" else None
+    inner = folder.inner_classes(place.images, train.classes) if place else []
+    if not inner:
+        return ""
+    return (
+        f"{len(train.classes)} classes ({first_of(train.classes)}), each with folders {first_of(inner)}: if those are "
+        "the classes, give one of the folders"
     )
 
 
@@ -96,7 +109,7 @@ def _test_split(
         return False, ""
     except BadData:
         return False, "; the test split cannot be used: `sightline check` says why"
-    if test.fingerprint == val.fingerprint:  # it validates, which is said
+    if not test.is_own_test(val):  # which `describe` says
         return False, ""
     return True, f"; test split: {len(test)} images, scored by `evaluate RUN --split test`"
 
@@ -155,19 +168,8 @@ def describe(both: Mapping[Split, Images], options: SourceOptions) -> str:
     if train.held_out is not None:
         drawn = f"as {options.split} lists" if options.split else f"about {options.val_fraction:.0%}, by name"
         said.append(f"no val split, so {len(val)} images validate ({drawn})")
-    elif val.layout and (name := _other_name(val.layout)):
-        said.append(f"{name} validates")
+    elif val.val_name:
+        said.append(f"{val.val_name} validates")
     if ignored := Counter(train.ignored) + Counter(val.ignored if train.held_out is None else {}):
         said.append(f"ignored: {counted(ignored)}")
     return "; ".join(said)
-
-
-def _other_name(layout: Splits) -> str:
-    """Return the name of a val split that is not called so, e.g. test; "" if it is, or if one file lists both."""
-    place = layout.val
-    if place is None or place == layout.train:
-        return ""
-    if place.labels is None:
-        return "" if place.images.name.lower() in NAMES["val"][:-1] else place.images.name
-    # images/test, test/images, test.json or test.csv
-    return next((name for name in (*place.labels.parts[-2:], place.images.name) if Path(name).stem == "test"), "")

@@ -156,8 +156,12 @@ class ImageFeed(ImageSplit):
 
     def why_cpu(self, device: torch.device | None = None) -> str:
         """Say which condition of decoding on the device fails, or without one of the images; "" if none does."""
-        why_not = self.made_on_cpu() or (why_not_on_device(device) if device else "")
-        return why_not or self.why_not_encoded()
+        why_not = self.made_on_cpu()
+        if device is None:
+            return why_not or self.why_not_encoded()
+        if device.type != "cuda":  # known without reading an image
+            return why_not or why_not_on_device(device)
+        return why_not or self.why_not_encoded() or why_not_on_device(device)  # its decoder takes a while to start
 
     def bind_to_decoder(self, *notes: str) -> Bound:
         """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""

@@ -37,6 +37,8 @@ class Runner(nn.Module):
         self.patch = spec.size  # the window of segmentation
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if image.dtype == torch.uint8:  # files take pixels as (batch, height, width, channels)
+            image = image.permute(0, 2, 3, 1).contiguous()
         found = tuple(self.run(image))
         if wrong := misfit(self.outputs, found, len(image), self.spec):
             raise BadData(f"{self.path} answers {wrong}: it is not what its description says; export it again")
@@ -75,7 +77,10 @@ class Exported(Trained):
 
     def predict(self, task: Task, model: nn.Module, bound: Bound, loaded: Batch) -> tuple[dict[str, Tensor], Batch]:
         """Run the file, which normalises pixels itself."""
-        batch = loaded if self.stored["input"]["dtype"] == "uint8" else bound.finish(loaded, torch.float32)
+        if self.stored["input"]["dtype"] == "uint8":  # channels first, as tasks know images, some of which mirror them
+            batch = {**loaded, "image": loaded["image"].permute(0, 3, 1, 2)}
+        else:
+            batch = bound.finish(loaded, torch.float32)
         if not self._decodes:
             return task.predict(model, batch), batch
         return dict(zip(self.stored["outputs"], model(batch["image"]), strict=True)), batch

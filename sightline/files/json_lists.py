@@ -1,4 +1,5 @@
-"""JSON of one object of lists, such as COCO's instances_*.json of 450 MB, read entry by entry.
+"""JSON of one object of lists, such as COCO's instances_*.json of 450 MB, read entry by entry; also of one list, or of
+an object whose members are the entries.
 
 Only the entry at hand lies in memory, and its length is bounded: any bytes end as entries or as BadData.
 """
@@ -22,8 +23,9 @@ _VISIBLE = re.compile(r"[^ \t\r\n]")
 class JsonLists:
     """The lists of a file, given as its bytes in pieces."""
 
-    def __init__(self, chunks: Iterable[bytes], name: str):
+    def __init__(self, chunks: Iterable[bytes], name: str, most: int = 0):
         self.name = name
+        self._most = most or MAX_ENTRY  # letters of one entry
         self.lists: set[str] = set()  # keys whose value is a list, as far as it was read
         self._chunks = iter(chunks)
         self._bytes_read = 0
@@ -56,6 +58,46 @@ class JsonLists:
                 break
             self._expect(",", "a comma")
         self._expect("}", "the end")
+        self._end()
+
+    def listed(self) -> Iterator[Any]:
+        """Yield the entries of a file that is one list."""
+        yield from self._list()
+        self._end()
+
+    def members(self, within: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield (key, value) of the object that a file is, or of the one that its member `within` is."""
+        for key in self._keys():
+            if not within:
+                yield key, self._marked_value()
+            elif key == within and self._peek() == "{":
+                for inner in self._keys():
+                    yield inner, self._marked_value()
+            else:
+                self._value()
+        self._end()
+
+    def _keys(self) -> Iterator[str]:
+        """Yield the keys of an object; the caller reads the value of each before the next."""
+        self._expect("{", "an object {...}")
+        if self._peek() != "}":
+            while True:
+                key = self._value()
+                if not isinstance(key, str):
+                    raise self._damaged(f"a key {short(key)}")
+                self._expect(":", "a colon")
+                yield key
+                if self._peek() == "}":
+                    break
+                self._expect(",", "a comma")
+        self._expect("}", "the end")
+
+    def _marked_value(self) -> Any:
+        self._peek()
+        self._entry_byte = self._byte()
+        return self._value()
+
+    def _end(self) -> None:
         while _VISIBLE.search(self._buffer, self._at) is None:
             self._at = len(self._buffer)
             if not self._more(1):
@@ -116,10 +158,10 @@ class JsonLists:
             except ValueError as error:
                 problem = str(error).partition(": line")[0]
             left = len(self._buffer) - self._at
-            if left > MAX_ENTRY:
-                raise self._damaged(problem or f"an entry of more than {MAX_ENTRY} letters")
+            if left > self._most:
+                raise self._damaged(problem or f"an entry of more than {self._most} letters")
             # As much again, so that all scans of a long entry together take twice as long as the last.
-            if not self._more(min(left, MAX_ENTRY + 1 - left)) and problem:
+            if not self._more(min(left, self._most + 1 - left)) and problem:
                 raise self._damaged(problem)
 
     def _more(self, letters: int) -> bool:

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from sightline import config, kernels, plugins, terminal
 from sightline.data.contents import Contents
+from sightline.data.gpu import nvjpeg
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.engine import checkpoint
@@ -106,6 +107,8 @@ class Trained:
         here, device, recipe = set_up(recipe, run)
         devices.follow_rules()
         early_cuda.load_libraries(device, recipe.train.eval_precision, trains=False)
+        if device.kind == "cuda" and getattr(recipe.data, "decoder", "cpu") != "cpu":
+            nvjpeg.begin(device.torch_device)
         recipe = dataclasses.replace(recipe, task=recipe.task.for_data(spec))
         return cls(path, tensors, stored, recipe, run, spec, here, device)
 
@@ -113,6 +116,11 @@ class Trained:
         """Say where the network comes from."""
         step = self.stored["progress"]["step"]
         return {"recipe": self.recipe.name, "checkpoint": str(self.path), "step": step}
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """Return the packages of the parts that were imported for the training."""
+        return self.stored.get("environment", {}).get("plugins") or {}
 
     def doubt(self) -> str:
         """Say that nobody knows how good these weights are; "" where their run was evaluated before they were saved."""
@@ -269,15 +277,8 @@ def opened(
     path = getattr(recipe.data, "path", "")
     if os.path.isabs(path) and not os.path.exists(path):
         raise UsageError(f"the data of {trained.path} were in {path}, which does not exist; add --data.path DIR")
-    try:
+    with plugins.naming_absent_sources(trained.path, trained.packages):
         dataset = open_split(read_once(recipe.data) if is_once else recipe.data, split, recipe.train.seed)
-    except UsageError as error:
-        if gone := plugins.gone("sources", trained.stored.get("environment", {}).get("plugins") or {}):
-            raise UsageError(
-                f"{trained.path} was trained with a source of {' or '.join(gone)}, which is not installed here; "
-                f"install it. Without it: {error}"
-            ) from error
-        raise
     if dataset.spec != trained.spec:
         differences = _differences(trained.spec, dataset.spec)
         raise BadData(f"the data do not fit {trained.path}: it was trained on {differences}")

@@ -35,6 +35,7 @@ from sightline.inference.behind import Behind, Sink
 from sightline.inference.by_task import reporter as reporter_of
 from sightline.inference.by_task import results
 from sightline.inference.checkpoints import Trained
+from sightline.inference.label_formats import refuse_format, refuse_names, write_labels
 from sightline.inference.predictions import DOCUMENT, TABLE, ResultFolder
 from sightline.inference.reporter import PredictJob
 from sightline.inference.shares import Share, shared
@@ -95,6 +96,9 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
     always if no file could be read. Several ranks share the files; rank 0 writes the table of all, and raises. One rank
     that is stopped, or meets a full disk, still writes the tables of what it has predicted.
     """
+    if options.form:
+        refuse_format(options.form, engine.recipe.task)
+        refuse_names(options.form, files, engine.spec.classes)
     dataset = _open(engine, files)
     task = engine.showing(options)
     rank = engine.world.rank
@@ -123,8 +127,11 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
             raise
         share.merge(reporter)
         document = reporter.write(about)
+        written = write_labels(options.form, document, folder, engine.spec) if options.form and rank == 0 else ""
         engine.world.barrier()  # no rank returns before the table is written
         log.say(f"{len(document['files'])} of {len(files)} files predicted; {tables}")
+        if written:
+            log.say(f"{folder / written} can be imported as annotations ({options.form})")
         skips = engine.recipe.data.on_bad_sample == "skip"
         if document["unreadable"] and skips:
             log.say(f"skipped: {_told(document['unreadable'], files, folder)}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sightline import plugins
 from sightline.data.loading.cache import read_once
 from sightline.engine import checkpoint
 from sightline.errors import BadData, UsageError, first_of
@@ -53,7 +54,8 @@ def check_run(run: Path, given: Given, which: str, recipe_file: str) -> dict[str
 @torch.inference_mode()
 def _of_split(trained: Trained, split: Split, folder: Path) -> tuple[list[dict[str, Any]], Doubts]:
     recipe = trained.recipe
-    dataset = read_once(recipe.data).open_plain(split, recipe.train.seed)
+    with plugins.naming_absent_sources(trained.path, trained.packages):
+        dataset = read_once(recipe.data).open_plain(split, recipe.train.seed)
     if dataset.spec != trained.spec:
         raise BadData(f"the {split} data do not fit {trained.path}: other classes or sizes; give those of the run")
     task = recipe.task.build()

@@ -171,6 +171,3 @@ class Script:
     @property
     def name(self) -> str:
         return self.path.rpartition("/")[2]
-
-    def flag(self, key: str) -> Flag:
-        return next(flag for flag in self.flags if flag.key == key)

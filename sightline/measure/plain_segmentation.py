@@ -62,7 +62,7 @@ def main(options: dict[str, Any]) -> None:
     how["persistent_workers"] = options["workers"] > 0
     seen = Dataset(options["train"], transforms(options, is_training=True))
     train = DataLoader(seen, batch_size=options["items"], shuffle=True, drop_last=True, **how)
-    val = DataLoader(Dataset(options["val"], transforms(options, is_training=False)), batch_size=1, **how)
+    val = DataLoader(Dataset(options["val"], transforms(options, is_training=False)), **how)
     mark("listing")
     network = DynUNet(**options["network"], norm_name=("instance", {"affine": True}), trans_bias=True).to(device)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-3, weight_decay=1e-4)

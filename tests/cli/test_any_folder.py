@@ -168,7 +168,7 @@ def test_a_description_names_folders_that_lie_apart(sightline, pets: Path, tmp_p
     ("text", "message"),
     [
         ("kind: folder\ntrain: nowhere\n", "images of train is .*nowhere, which does not exist"),
-        ("kind: pictures\ntrain: my pets\n", "kind 'pictures' is unknown; known: folder"),
+        ("kind: pictures\ntrain: my pets\n", "kind 'pictures' is unknown; known: .*folder"),
         ("train: my pets\n", "kind is None, expected the name of a source"),
         ("kind: folder\n", "names no train and no val"),
         ("kind: folder\ntrain: 5\n", "train is 5, expected a folder"),
@@ -430,3 +430,32 @@ def test_a_bad_image_names_skip_and_check(sightline, pets: Path, tmp_path: Path)
     (pets / train.name(0)).write_bytes(b"<html>gone</html>")
     said = sightline("train", "demo_classification", "--data", pets, "--out", tmp_path / "run", *SHORT)
     assert said.code == 3 and "--data.on-bad-sample skip" in said.err and "sightline check" in said.err, said
+
+
+def test_two_data_sets_in_one_folder_are_said_to_look_like_it(sightline, pets: Path, tmp_path: Path):
+    both = tmp_path / "both"
+    shutil.copytree(pets, both / "PHOTOS")
+    shutil.copytree(pets, both / "TESTPHOTOS")
+    said = sightline("train", "demo_classification", "--data", both, "--out", tmp_path / "run", *SHORT)
+    assert said.code == 0, said
+    assert said.out.splitlines()[1] == (
+        f"warning: 2 classes (PHOTOS, TESTPHOTOS), each with folders {', '.join(sorted(os.listdir(pets)))}: "
+        "if those are the classes, give one of the folders"
+    )
+
+
+@pytest.mark.parametrize("change", ["image", "other folder", "one folder"])
+def test_folders_within_classes_alone_are_no_reason_to_warn(pets: Path, tmp_path: Path, change: str):
+    both = tmp_path / "both"
+    for name in ("cats", "dogs"):
+        shutil.copytree(pets, both / name)
+    assert folder.inner_classes(both, ["cats", "dogs"]) == sorted(os.listdir(pets))
+    first = min((both / "dogs").iterdir())
+    if change == "image":
+        shutil.copy(next(first.iterdir()), both / "dogs")
+    elif change == "other folder":
+        first.rename(both / "dogs" / "another")
+    else:
+        for each in (each for name in ("cats", "dogs") for each in sorted((both / name).iterdir())[1:]):
+            shutil.rmtree(each)
+    assert folder.inner_classes(both, ["cats", "dogs"]) == []

@@ -196,10 +196,10 @@ def test_images_that_cannot_be_found_are_one_problem(sightline, written):
     assert problem["kind"] == "cannot be opened" and "`kind: coco`" in problem["text"]
 
 
-def test_convert_says_that_it_takes_labels_only(sightline, written, tmp_path):
+def test_convert_says_which_forms_hold_boxes(sightline, written, tmp_path):
     root = written("yolo")
-    said = sightline("prepare", "convert", "--source", root, "--out", tmp_path / "out", "--form", "tar")
-    assert said.code == 2 and "holds images with boxes" in said.err and "sightline prepare coco" in said.err, said
+    said = sightline("prepare", "convert", "--source", root, "--out", tmp_path / "out", "--form", "folder")
+    assert said.code == 2 and "holds images with boxes" in said.err and "choose coco, yolo, tar, parquet" in said.err
     assert not (tmp_path / "out").exists()
 
 

@@ -104,7 +104,7 @@ IMPORTS = "sys.meta_path.insert(0, type('Slow', (), {'find_spec': interrupted}))
         (
             "from sightline import cli; cli.COMMANDS['doctor'] = interrupted",
             "",
-            "stopped by Ctrl-C; the same command starts again, from what was saved\n",
+            "stopped by Ctrl-C; the same command starts again, or resumes if something was saved\n",
         ),
     ],
     ids=["first import", "imports", "command"],

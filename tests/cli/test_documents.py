@@ -46,6 +46,7 @@ ARCHIVES, ZIPS, FOLDERS, LAYOUTS = (
     for name in ("archives.py", "coco_zips.py", "decathlon_folders.py", "raw_layouts.py")
 )
 BOXES = runpy.run_path(str(REPO / "tests/unit/data/sources/box_layouts.py"))
+TOOLS = runpy.run_path(str(REPO / "tests/unit/data/sources/tool_layouts.py"))
 PROGRAMS = ("sightline", "make", "python", "torchrun", "SIGHTLINE_MIGRATE=1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
 
 # What stands for something of the reader's own; "" leaves a word out.
@@ -65,6 +66,9 @@ EXCEPTIONS = {
     "make demo": "installs 5.5 GB; its lines are those of install.md, which a test below compares",
     "make test": "this is part of it",
     "make test-all": "the same",
+    "make results NAME=cifar10_94 DATA=CIFAR-10-dataset": (
+        "needs 60,000 public images; tests/unit/measure/test_published.py repeats a row with drawn ones"
+    ),
     "sightline train resnet50 --data DIR --weights torchvision:resnet50": (
         "fetches 100 MB; tests/unit/models/test_named_weights.py fetches from this machine"
     ),
@@ -375,6 +379,7 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "ants": boxes("voc"),
     "bees": boxes("voc_export"),
     "flies": boxes("voc_plain"),
+    "yard": TOOLS["cvat"],
     "resnet34.pth": backbone,
     "weights.pth": classifier,
     "resnet50.pth": stand_in,

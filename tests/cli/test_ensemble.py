@@ -78,7 +78,9 @@ def test_the_folder_of_all_folds_predicts_the_mean_of_its_runs(home: Path, predi
     np.testing.assert_array_equal(found[0].mask, mask)
 
 
-def test_post_processing_is_chosen_by_the_validation_cases_of_all_folds(home: Path, predict, capsys):
+def test_post_processing_is_chosen_by_the_validation_cases_of_all_folds(home: Path, capsys, request):
+    # Other tests predict with these folds, too.
+    request.addfinalizer(lambda: (home / "folds/postprocessing.json").unlink(missing_ok=True))
     words = ["--choose-postprocessing", "--recipe", str(home / "thin.py"), *HERE]
     assert cli.main(["evaluate", str(home / "folds"), *words]) == 0
     document = json.loads((home / "folds/postprocessing.json").read_text())

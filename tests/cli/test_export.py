@@ -141,9 +141,12 @@ def same(ours: list[dict], theirs: list[dict]) -> None:
             assert b.get("box") == pytest.approx(a.get("box"), abs=0.02)
 
 
-def test_predict_says_the_same_of_a_classifier(classifier: Path, shapes: Path, tmp_path: Path, sightline):
-    run = sightline("predict", classifier, shapes / "val", "--out", tmp_path / "a", *HERE[:3])
-    file = sightline("predict", classifier / "model.onnx", shapes / "val", "--out", tmp_path / "b", *HERE[:3])
+@pytest.mark.parametrize("words", [HERE[:3], [*HERE[:3], "--task.tta"]], ids=["", "tta"])
+def test_predict_says_the_same_of_a_classifier(
+    words: list[str], classifier: Path, shapes: Path, tmp_path: Path, sightline
+):
+    run = sightline("predict", classifier, shapes / "val", "--out", tmp_path / "a", *words)
+    file = sightline("predict", classifier / "model.onnx", shapes / "val", "--out", tmp_path / "b", *words)
     assert run.code == file.code == 0, file
     same(findings(tmp_path / "a"), findings(tmp_path / "b"))
     assert [line.split() for line in run.out.splitlines()[:-1]] == [line.split() for line in file.out.splitlines()[:-1]]

@@ -94,7 +94,7 @@ def test_a_measured_batch_is_kept_and_gives_the_bits_of_the_same_number_typed(tm
     assert measured.code == 0, measured
     line = about("img/s", measured)[0]
     assert line.startswith("batch 2: a larger one leaves fewer than 10 steps in an epoch of 24 samples; ")
-    assert f"base rate {0.2 * 2 / 64:g}," in measured.stdout
+    assert f"base rate {0.2 * 2 / 64:g} (0.2 per 64 samples)," in measured.stdout
     assert settings(tmp_path / "auto")["global_batch"] == 2
     typed = train(tmp_path / "typed", *small, "--train.global-batch=2")
     assert bits(tmp_path / "auto") == bits(tmp_path / "typed"), typed

@@ -514,3 +514,14 @@ def test_scores_that_are_not_numbers_leave_the_table_readable(sightline, run: Pa
         assert out.splitlines()[-1].split()[-1] in ("nan", "-")
     assert "NaN" not in (run / "evaluation.json").read_text()
     assert evaluations(run) == [5, 10, 15]
+
+
+def test_labels_for_a_tool_are_written_beside_predictions(trained: Path, shapes: Path, tmp_path: Path, capsys):
+    image = str(next(shapes.glob("val/*/*")))
+    words = ["predict", str(trained), image, "--no-draw", *HERE]
+    assert cli.main([*words, "--out", str(tmp_path / "out"), "--format", "cvat"]) == 0
+    best = document(tmp_path / "out")["files"][0]["found"][0]["class"]
+    assert f'<tag label="{best}"' in (tmp_path / "out" / "annotations.xml").read_text()
+    assert "annotations.xml can be imported as annotations (cvat)" in capsys.readouterr().out
+    assert cli.main([*words, "--out", str(tmp_path / "none"), "--format", "coco"]) == 2
+    assert "no classes of whole images" in capsys.readouterr().err and not (tmp_path / "none").exists()

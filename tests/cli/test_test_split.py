@@ -14,6 +14,7 @@ from tiny import SIZES
 
 from sightline import api, cli
 from sightline.errors import UsageError
+from sightline.report.story import read_story
 
 REPO = Path(__file__).resolve().parents[2]
 BOXES = runpy.run_path(str(REPO / "tests/unit/data/sources/box_layouts.py"))
@@ -145,6 +146,16 @@ def test_other_data_are_scored_on_their_own_test_split(sightline, run: Path, pai
     assert said.code == 2 and "the data have no test split" in said.err and "without --split" in said.err, said
     said = sightline("evaluate", run, "--data.path", paints / "test", *HERE)
     assert said.code == 0 and "on 15 samples" in said.out, said
+
+
+def test_scores_of_other_data_are_no_points_of_the_reports_curves(sightline, run: Path, paints: Path, tmp_path: Path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    curves = read_story(copy).curves
+    assert {"evaluate/top1", "evaluate/loss"} <= curves.keys()
+    assert sightline("evaluate", copy, "--data.path", paints / "test", *HERE).code == 0
+    logged = [json.loads(line) for line in (copy / "log.jsonl").read_text().splitlines()]
+    assert logged[-1]["event"] == "evaluate" and logged[-1]["samples"] == 15
+    assert read_story(copy).curves == curves
 
 
 def test_a_test_split_that_validated_says_so(sightline, tmp_path: Path):

@@ -61,8 +61,10 @@ def assert_close(config, kept, split: str, count: int, levels: int) -> None:
 
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "legacy"])
-def test_classification(folder, split, interpolation):
+@pytest.mark.parametrize("crop", ["area", "shift"])
+def test_classification(folder, split, interpolation, crop):
     fields = {"path": str(folder), "decoder": "cpu", "size": 64, "eval_resize": 72, "eval_size": 64}
+    fields |= {"crop": crop, "crop_padding": 9}
     plain = ClassificationData(**fields, interpolation=interpolation, cache="off")
     kept = ClassificationData(**fields, interpolation=interpolation, cache="gpu")
     assert_close(plain, kept, split, 3 if split == "val" else 6, levels=2)

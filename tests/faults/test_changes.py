@@ -171,7 +171,7 @@ def test_other_thread_count_warns(sightline, halfway, tmp_path):
     [
         ("recipe", "int"),
         pytest.param("recipe", "kill", marks=pytest.mark.slow),
-        ("data", "kill"),
+        pytest.param("data", "kill", marks=pytest.mark.slow),
         pytest.param("descriptors", "int", marks=pytest.mark.slow),
     ],
 )

@@ -396,7 +396,7 @@ def test_a_damaged_best_one_gives_its_place_to_the_best_that_is_left(sightline, 
     assert ended.bits == reference(*LONGER).bits
 
 
-@pytest.mark.parametrize("damage", ["flipped", "deleted"])
+@pytest.mark.parametrize("damage", ["flipped", pytest.param("deleted", marks=pytest.mark.slow)])
 def test_where_no_other_was_evaluated_the_next_evaluation_is_the_best(sightline, reference, tmp_path, damage):
     out = tmp_path / "run"
     assert sightline.run(out, "--run.keep", "1", FAULT="term@train:13").code == 143

@@ -41,7 +41,7 @@ def test_run_continues_without_the_checkpoints_it_cannot_write(sightline, refere
         assert {line["step"] for line in ended.events("train")} >= {10, 16}, "lines are whole, and come again"
 
 
-@pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, NO_ROOM])
+@pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, pytest.param(NO_ROOM, marks=pytest.mark.slow)])
 def test_last_save_without_room_is_exit_7(sightline, reference, tmp_path, limit):
     out = tmp_path / "run"
     ended = sightline.run(out, *OFTEN, "--run.report=auto", FAULT=f"{limit}@train:11")

@@ -105,9 +105,13 @@ def killed_and_resumed(sightline, out, task, kills: int) -> list[int]:
     def saved() -> int:
         return max((line["step"] for line in sightline.log(out) if line["event"] == "checkpoint"), default=0)
 
+    def written() -> int:
+        """Of a checkpoint that the process had no time to log; at the end of an epoch its step is saved again."""
+        return max((int(path.name[5:]) for path in (out / "checkpoints").glob("ckpt-????????")), default=0)
+
     random = np.random.default_rng(0)
     for _ in range(kills):
-        wanted = saved() + random.integers(1, 4)
+        wanted = max(saved(), written()) + random.integers(1, 4)
         started = sightline.start(out, *task["flags"], *EVERY_STEP, recipe=task["recipe"])
         started.until(lambda step=wanted: saved() >= step)
         os.kill(started.pid, signal.SIGKILL)

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -36,13 +37,24 @@ from sightline.data.check.images import Report
 from sightline.data.formats import records
 from sightline.data.loading.static import StaticDataset
 from sightline.data.prepare import imagenet
-from sightline.data.sources import index_files, open_boxes, open_masks, table, tar, tfrecord
+from sightline.data.sources import (
+    BoxSource,
+    MaskSource,
+    SourceOptions,
+    index_files,
+    open_boxes,
+    open_masks,
+    open_source,
+    table,
+    tar,
+    tfrecord,
+)
 from sightline.data.volumes import layouts
 from sightline.data.volumes import plan as plans
 from sightline.engine import checkpoint
 from sightline.engine.checkpoint import Checkpoints
 from sightline.engine.model import build_model
-from sightline.errors import BadCheckpoint, BadData
+from sightline.errors import BadCheckpoint, BadData, BadSample
 from sightline.files import archive, download
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
@@ -76,7 +88,7 @@ JSON_TOKENS = (
     b"1e999",
     b"\\ud800",
 )
-FEW, MANY = 20, 3000
+FEW, MANY = 10, 3000
 MOST_MB = 256
 
 
@@ -308,6 +320,132 @@ def photos(folder: Path) -> None:
     for name in ("1.jpg", "2.jpg"):
         if not (folder / name).exists():
             Image.new("RGB", (8, 9)).save(folder / name)
+
+
+@functools.cache
+def tool_layouts() -> dict[str, Any]:
+    return runpy.run_path(str(TESTS / "unit" / "data" / "sources" / "tool_layouts.py"))
+
+
+def tool_seeds(kind: str) -> list[bytes]:
+    """The export of two images of 8 x 9, with a box, a polygon, a mask where the tool has them, and a label."""
+    made = tool_layouts()
+    entries = [
+        made["Entry"](name, 8, 9, [made["box"]("a", 1, 1, 4, 5), ("b", [(0, 0), (7, 1.5), (3, 8)])], ("day",))
+        for name in ("1.jpg", "2.jpg")
+    ]
+    inside = np.eye(9, 8, dtype=bool)
+    if kind == "labelme":
+        mask = {"label": "a", "shape_type": "mask", "points": [[0, 0], [7, 8]], "mask": made["png"](inside)}
+        shapes = made["labelme_of"](entries[0])["shapes"]
+        circle = {"label": "b", "shape_type": "circle", "points": [[4, 4], [4, 6]]}
+        return [json.dumps(made["labelme_of"](entries[0], [*shapes, circle, mask])).encode()]
+    if kind == "via":
+        images = {each.file: made["via_of"](each) for each in entries}
+        return [json.dumps(images).encode(), json.dumps({"_via_settings": {}, "_via_img_metadata": images}).encode()]
+    if kind == "cvat":
+        mask = '<mask label="a" rle="2, 5, 3" left="1" top="2" width="2" height="5"></mask>'
+        return [made["cvat_xml"](entries).replace("<box", mask + "<box", 1).encode()]
+    tasks = []
+    for each in entries:
+        brush = {"format": "rle", "rle": made["brush"](inside), "brushlabels": ["a"]}
+        about = {"type": "brushlabels", "original_width": 8, "original_height": 9, "value": brush}
+        result = [*made["labelstudio_of"](each), about]
+        tasks.append({"id": 1, "data": {"image": each.file}, "annotations": [{"result": result, "created_at": "1"}]})
+    return [json.dumps(tasks).encode()]
+
+
+def read_tool(kind: str, name: str, place: Path, data: bytes) -> None:
+    photos(place)
+    (place / name).write_bytes(data)
+    options = SourceOptions(split="all", skips_missing=True)
+    for opens in (open_boxes, open_masks, open_source):
+        if opens is open_masks and kind == "metadata":  # its masks are files, fuzzed as such
+            continue
+        source = opens(kind, str(place), "val", options)
+        for index in range(len(source)):
+            with contextlib.suppress(BadSample):
+                _all_of(source, index)
+
+
+def _all_of(source: Any, index: int) -> None:
+    if isinstance(source, BoxSource):
+        found = source.objects(index)
+        assert np.isfinite(found.boxes).all() and found.labels.max(initial=0) <= len(source.classes)
+    elif isinstance(source, MaskSource):
+        mask = source.mask(index)
+        assert mask.shape == source.size(index) and (mask[mask != 255] < len(source.classes)).all()
+    else:
+        source.read(index)
+
+
+def of_tool(kind: str, name: str, tokens: Sequence[bytes]) -> Format:
+    return Format(functools.partial(tool_seeds, kind), functools.partial(read_tool, kind, name), tuple(tokens))
+
+
+def metadata_seeds() -> list[bytes]:
+    rows = [
+        {"file_name": name, "label": label, "objects": {"bbox": [[1, 1, 4, 5.5]], "category": ["a"]}, "width": 8}
+        for name, label in (("1.jpg", "x"), ("2.jpg", 3))
+    ]
+    lines = [json.dumps(row).encode() + b"\n" for row in rows]
+    return [lines[0], b"".join(lines)]
+
+
+def columns_seeds(is_parquet: bool) -> list[bytes]:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    packed = io.BytesIO()
+    Image.frombytes("L", (8, 9), bytes(range(2)) * 36).save(packed, "PNG")
+    table = pa.table(
+        {
+            "image": [{"bytes": packed.getvalue(), "path": name} for name in ("1.jpg", "2.jpg")],
+            "label": ["a", "b"],
+            "objects": [{"bbox": [[1, 1, 4, 5.5]], "category": ["a"]}] * 2,
+            "mask": [{"bytes": packed.getvalue(), "path": None}] * 2,
+        }
+    )
+    made = io.BytesIO()
+    if is_parquet:
+        pq.write_table(table, made, compression="snappy")
+    else:
+        with pa.ipc.new_stream(made, table.schema) as stream:
+            stream.write_table(table)
+    return [made.getvalue()]
+
+
+def tar_object_seeds() -> list[bytes]:
+    packed, out = io.BytesIO(), io.BytesIO()
+    Image.frombytes("L", (8, 9), bytes(range(2)) * 36).save(packed, "PNG")
+    said = json.dumps({"objects": {"bbox": [[1, 1, 4, 5.5]], "category": ["a"]}}).encode()
+    with tarfile.open(fileobj=out, mode="w") as made:
+        for key in "ab":
+            for ending, data in (("png", packed.getvalue()), ("json", said), ("seg.png", packed.getvalue())):
+                info = tarfile.TarInfo(f"{key}.{ending}")
+                info.size = len(data)
+                made.addfile(info, io.BytesIO(data))
+    return [out.getvalue()[:8192]]
+
+
+def read_tar_objects(place: Path, data: bytes) -> None:
+    (place / "train").mkdir(exist_ok=True)
+    (place / "train" / "0.tar").write_bytes(with_checksums(data))
+    options = SourceOptions(split="all", skips_missing=True)
+    for opens in (open_boxes, open_masks):
+        source = opens("tar_objects", str(place), "val", options)
+        for index in range(len(source)):
+            with contextlib.suppress(BadSample):
+                _all_of(source, index)
+
+
+def read_columns(name: str, place: Path, data: bytes) -> None:
+    (place / name).write_bytes(data)
+    options = SourceOptions(split="all", skips_missing=True)
+    for opens in (open_boxes, open_masks, open_source):
+        source = opens("parquet", str(place / name), "val", options)
+        for index in range(len(source)):
+            with contextlib.suppress(BadSample):
+                _all_of(source, index)
 
 
 def read_yolo_labels(place: Path, data: bytes) -> None:
@@ -697,6 +835,36 @@ FORMATS = {
     "VOC xml": Format(
         lambda: [XML], read_xml, (b"<!DOCTYPE a [<!ENTITY b 'c'>]>", b"&b;", b"<object>", b"</", b"<![CDATA[", b"nan")
     ),
+    "LabelMe json": of_tool("labelme", "1.json", (*JSON_TOKENS, b'"mask"', b'"circle"', b"1e300", b"../")),
+    "VIA json": of_tool("via", "via.json", (*JSON_TOKENS, b'"circle"', b'"ellipse"', b'"rect"', b"1e300", b"../")),
+    "Label Studio json": of_tool(
+        "labelstudio", "export.json", (*JSON_TOKENS, b'"brushlabels"', b'"rle"', b"1e300", b"../", b'"rotation":9,')
+    ),
+    "CVAT xml": of_tool(
+        "cvat",
+        "annotations.xml",
+        (
+            b"<!DOCTYPE a [<!ENTITY b 'c'>]>",
+            b"&b;",
+            b"<image>",
+            b"</",
+            b"<mask ",
+            b"<track>",
+            b"nan",
+            b"1e300",
+            b"<tag ",
+        ),
+    ),
+    "Hugging Face metadata": Format(
+        metadata_seeds,
+        functools.partial(read_tool, "metadata", "metadata.jsonl"),
+        (*JSON_TOKENS, b'"file_name"', b"\n", b"\r"),
+    ),
+    "parquet": Format(functools.partial(columns_seeds, True), functools.partial(read_columns, "a.parquet"), (b"PAR1",)),
+    "Arrow": Format(
+        functools.partial(columns_seeds, False), functools.partial(read_columns, "a.arrow"), (b"\xff" * 4,)
+    ),
+    "tar with boxes and masks": Format(tar_object_seeds, read_tar_objects, (b"x", b"L", b"{", b"null", b"1e999", b"]")),
     "YAML config": Format(
         yaml_seeds, read_yaml, (b"&a ", b"*a", b"<<: ", b"- ", b"{", b"[", b"!!int ", b": ", b"--run.out=x")
     ),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sightline.data.check.box_files import KINDS, is_published, of_source, read_files, read_json
-from sightline.data.check.images import Look, Report, add_twins, same_bytes, spread
+from sightline.data.check.images import Look, Report, add_twins, how_chosen, how_read, same_bytes, spread
 from sightline.data.decode import MAX_BYTES, decode_rgb, read_header
 from sightline.data.formats.coco import (
     FAULTS,
@@ -80,6 +80,7 @@ class SeenSplit:
     boxes: list[list[tuple[int, bool]]] = field(default_factory=list)  # (category, crowd) of each image's boxes
     has_all_categories: bool = True  # records alone show those that have boxes
     extra: int = 0  # images beside these that are in no split, where that is not a problem
+    read: dict[str, str] = field(default_factory=dict)  # facts of how it was chosen and read
 
 
 def check_boxes(
@@ -180,6 +181,7 @@ def _check_files_at(path: str, kind: str, report: Report, look: Look, options: S
         folder = layout.place(split).images
         every[split] = _check_instances(instances, folder, split, report, look)
         there = list_files(folder, IMAGES).files
+        every[split].read = how_chosen(split, layout.is_drawn, layout.other_val)
         every[split].extra = sum(os.path.normpath(folder / name) not in named for name in there)
     _check_training(read, ("test",) if layout.is_drawn else ("val", "test"), report)
     return every
@@ -208,13 +210,14 @@ def _check_sources(path: str, kind: str, report: Report, look: Look, options: So
         except BadData as error:
             report.add("cannot be opened", split, path, str(error))
             continue
-        if split != "test" or "val" not in sources or source.fingerprint != sources["val"].fingerprint:
-            sources[split] = source  # else the test split validates
+        if split != "test" or source.is_own_test(sources.get("val")):
+            sources[split] = source
     read = {split: of_source(source, split, report) for split, source in sources.items()}
     every: dict[Split, SeenSplit] = {}
     for split, instances in read.items():
         names = [image.file for image in instances.images]
         every[split] = found = SeenSplit(instances.categories, names, instances.images)
+        found.read = how_read(split, sources[split])
         found.seen = look.at(_look_at_samples, (sources[split], instances.images), len(names), split)
         found.boxes = _check_each_box(instances, names, split, report)
     _check_training(read, ("val", "test"), report)
@@ -431,6 +434,7 @@ def _describe(split: Split, found: SeenSplit, report: Report) -> None:
         **same_bytes((name, each.digest) for name, each in zip(found.names, found.seen, strict=True)),
         "boxes per class": per_class,
     }
+    report.facts[split] |= found.read
     if found.extra:
         report.facts[split]["in no split"] = found.extra
     if not found.seen:

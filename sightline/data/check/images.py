@@ -19,7 +19,7 @@ import numpy as np
 from sightline.data.check.clean_list import SOLVED, CleanList
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.processes import over_processes
-from sightline.data.sources import Source, SourceOptions, folder, open_source, recognised
+from sightline.data.sources import Images, Source, SourceOptions, folder, open_source, recognised
 from sightline.data.sources.layouts import SPLITS, NoTestSplit, Splits, counted
 from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, BadSample
@@ -169,7 +169,7 @@ def _open_all(path: str, kind: str, options: SourceOptions, declared: int, repor
         _check_declared(declared, len(source.classes), split, path, report)
     try:
         test = open_source(kind, path, "test", options)
-        if "val" not in sources or test.fingerprint != sources["val"].fingerprint:  # else it validates
+        if test.is_own_test(sources.get("val")):
             sources["test"] = test
     except NoTestSplit:
         pass
@@ -247,9 +247,7 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
         **same_bytes([(source.name(index), each.digest) for index, each in enumerate(seen)]),
-        **({"chosen": "from train, as the data have no val split"} if split == "val" and source.held_out else {}),
-        **({"ignored": counted(Counter(source.ignored))} if source.ignored else {}),
-        **({"read": "; ".join(source.notes)} if source.notes else {}),
+        **how_read(split, source),
     }
     if not seen:
         report.add("no images", split, split, "the split is empty")
@@ -262,6 +260,24 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
         elif outside := [label for label in each.labels if not 0 <= label < len(source.classes)]:
             text = f"label {outside[0]}, expected 0 to {len(source.classes) - 1}"
             report.add("label out of range", split, source.name(index), text)
+
+
+def how_read(split: Split, source: Images) -> dict[str, str]:
+    """Return which split validates for want of val, the files that were ignored, and notes such as a tool's name."""
+    facts = how_chosen(split, source.held_out is not None, source.val_name)
+    if source.ignored:
+        facts["ignored"] = counted(Counter(source.ignored))
+    if source.notes:
+        facts["read"] = "; ".join(source.notes)
+    return facts
+
+
+def how_chosen(split: Split, is_drawn: bool, val_name: str) -> dict[str, str]:
+    """Return the fact of a val split that is not called so."""
+    if split != "val" or not (is_drawn or val_name):
+        return {}
+    chosen = "from train" if is_drawn else f"{val_name} validates"
+    return {"chosen": f"{chosen}, as the data have no val split"}
 
 
 def _check_names(split: Split, source: Source, seen: Sequence[SeenSample], report: Report) -> None:

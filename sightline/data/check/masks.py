@@ -5,17 +5,16 @@ images and pixels each class has, and images that are in two splits.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from sightline.data.check.images import Look, Report, add_twins, same_bytes, spread
+from sightline.data.check.images import Look, Report, add_twins, how_read, same_bytes, spread
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.sources import IGNORED, MaskSource, SourceOptions, kind_of_masks, open_masks
-from sightline.data.sources.layouts import SPLITS, NoTestSplit, counted
+from sightline.data.sources.layouts import SPLITS, NoTestSplit
 from sightline.data.sources.masks import Found
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
@@ -78,7 +77,7 @@ def _open_all(path: str, kind: str, options: SourceOptions, report: Report) -> d
                 report.add("cannot be opened", split, path, str(error))
     try:
         test = open_masks(kind, path, "test", lenient)
-        if "val" not in sources or test.fingerprint != sources["val"].fingerprint:  # else it validates
+        if test.is_own_test(sources.get("val")):
             sources["test"] = test
     except NoTestSplit:
         pass
@@ -128,8 +127,7 @@ def _describe(split: Split, source: MaskSource, seen: Sequence[SeenPair], report
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
         **same_bytes([(source.name(index), each.digest) for index, each in enumerate(seen)]),
-        **({"chosen": "from train, as the data have no val split"} if split == "val" and source.held_out else {}),
-        **({"ignored": counted(Counter(source.ignored))} if source.ignored else {}),
+        **how_read(split, source),
     }
     if not seen:
         report.add("no images", split, split, "the split is empty")

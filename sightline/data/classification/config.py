@@ -30,7 +30,8 @@ class ClassificationData(ClassificationFields, SquareData):
     """Class folders, a table (labels.csv), tar shards, TFRecords, or synthetic:classes=10,samples=1000,size=64; see
     docs/reference/data.md."""
     source: str = "auto"
-    """Kind of data at the path: auto, folder, table, tar, tfrecord, synthetic."""
+    """Kind of data at the path: auto, folder, table, tar, tfrecord, labelme, via, cvat, labelstudio,
+    metadata, parquet, synthetic."""
     classes: int = 0
     """Number of classes the data must have; 0 accepts any number."""
     background: Literal["none", "first", "last"] = "none"

@@ -64,7 +64,9 @@ def open_files(config: ClassificationData, files: Files, spec: DataSpec) -> Clas
     found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[config.background]
     # Each is read once, so a cache would only cost memory; this machine may lack the decoder of the run's.
     config = replace(config, cache="off", decoder="auto" if config.decoder == "gpu" else config.decoder)
-    return ClassificationDataset(config, FilesSource(files, found, spec.multi_label), "val", seed=0)
+    dataset = ClassificationDataset(config, FilesSource(files, found, spec.multi_label), "val", seed=0)
+    dataset.layout = {**dataset.layout, "height": ((), "int32"), "width": ((), "int32")}  # of the file, for its results
+    return dataset
 
 
 def class_weight(config: ClassificationData, source: Source) -> np.ndarray:
@@ -168,6 +170,8 @@ class ClassificationDataset(ImageFeed):
         height, width = shape[:2]
         numbers: Arrays = {"label": np.asarray(truth + (self.config.background == "first"))}
         if not self.is_training:
+            if "height" in self.layout:
+                numbers |= {"height": np.asarray(height, np.int32), "width": np.asarray(width, np.int32)}
             return self.augmentation.evaluation_params(height, width), numbers
         params = self.augmentation.draw(self.seed, epoch, index, height, width)
         if "class_weight" in self.layout:

@@ -28,7 +28,8 @@ class DetectionData(DetectionFields, SquareData):
     """Images with boxes: COCO's json files, YOLO's data.yaml, Pascal VOC's xml files, COCO's TFRecords, or
     synthetic:classes=80,samples=1000,size=300; see docs/reference/data.md."""
     source: str = "auto"
-    """Kind of data at the path: auto, coco, coco_tfrecord, synthetic, voc, yolo."""
+    """Kind of data at the path: auto, coco, coco_tfrecord, yolo, voc, labelme, via, cvat, labelstudio,
+    metadata, parquet, tar_objects, synthetic."""
     classes: int = 0
     """Number of classes the data must have; 0 accepts any number."""
     max_boxes: Annotated[int, AtLeast(1, "200 is usual")] = not_compared(200)

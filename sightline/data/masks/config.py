@@ -31,7 +31,8 @@ class MaskData(MaskFields, ImageData):
     Roboflow's export, outlines of COCO or YOLO, or synthetic:classes=4,samples=100,size=128; see
     docs/reference/data_masks.md."""
     source: str = "auto"
-    """Kind of data at the path: auto, masks, coco, yolo, synthetic."""
+    """Kind of data at the path: auto, masks, coco, yolo, labelme, via, cvat, labelstudio, metadata, parquet,
+    tar_objects, synthetic."""
     mask_pattern: str = ""
     """Name of a mask without its ending, with {} for what it shares with its image, e.g. {}_label; empty: found."""
     ignore: str = ""

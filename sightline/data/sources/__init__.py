@@ -13,6 +13,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,6 +54,7 @@ class SourceOptions:
     file_column: str = ""  # table: the column of file names; "": by name or content
     label_column: str = ""  # table: the column of labels, or several of 0 and 1, by names or a pattern
     skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
+    keeps_all: bool = False  # boxes: training too has all boxes and images, for those that convert them
     listed: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)  # see `once`
 
     def once(self, key: Hashable, read: Callable[[], Shared]) -> Shared:
@@ -96,6 +98,21 @@ class Images(ABC):
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
     notes: Sequence[str] = ()  # what to say of how the data were read
     missing: Sequence[str] = ()  # files of samples that do not exist, of kinds that list files
+    _is_test: bool = False  # of the val split: it is the test split, for want of another
+
+    def is_own_test(self, val: Images | None) -> bool:
+        """Return whether this test split neither trains nor validates; if it validates, note that in `val`."""
+        if val is None or self.fingerprint != val.fingerprint:
+            return True
+        val._is_test = True
+        return False
+
+    @property
+    def val_name(self) -> str:
+        """The name of the split or folder that validates, if it is not called val, e.g. test."""
+        if self.held_out is not None:
+            return ""
+        return (self.layout.other_val if self.layout else "") or "test" * self._is_test
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -204,9 +221,13 @@ def wrong_classes(path: str, found: int, declared: int) -> BadData:
 
 def kinds(opener: str = "open_source") -> list[str]:
     """Return all kinds of source that have this function: files of this folder, of which some only serve others."""
+    return [name for name in _files(tuple(__path__)) if hasattr(_module(name), opener)]
+
+
+@cache  # a start asks a dozen times
+def _files(folders: tuple[str, ...]) -> list[str]:
     # Masks that lie beside images come before outlines in a json file of the same folder.
-    names = sorted((module.name for module in pkgutil.iter_modules(__path__)), key=lambda name: (name != "masks", name))
-    return [name for name in names if hasattr(_module(name), opener)]
+    return sorted((module.name for module in pkgutil.iter_modules(folders)), key=lambda name: (name != "masks", name))
 
 
 def open_source(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> Source:
@@ -333,7 +354,7 @@ def _of_another_task(kind: str, opener: str) -> str:
 
 
 def _is_ours(kind: str) -> bool:
-    return any(module.name == kind for module in pkgutil.iter_modules(__path__))
+    return kind in _files(tuple(__path__))
 
 
 def _unknown(name: str, path: str, expected: str) -> str:
@@ -343,6 +364,8 @@ def _unknown(name: str, path: str, expected: str) -> str:
         return f"{path}: kind '{layout.kind}' is unknown; known: {', '.join(kinds(name))}"
     if not os.path.exists(path):
         return f"--data.path '{path}' does not exist, or is a link that leads nowhere; expected {expected}"
+    from sightline.data.sources import foreign
+
     found = contents(Path(path))
     others = [each for each in _RECIPES if each not in (name, "open_source") and recognised(each, path)]
     if others and name == "open_source":  # boxes have their images one folder deeper
@@ -357,6 +380,8 @@ def _unknown(name: str, path: str, expected: str) -> str:
             said = f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
             # Folders of masks with unknown names look like classes.
             return f"{said}; expected {expected}" if name == "open_masks" else said
+    if known := foreign.said(Path(path)):
+        return f"--data.path '{path}' holds {known}"
     tables = sorted(each.name for each in Path(path).glob("*.[cC][sS][vV]")) if name == "open_source" else []
     said = f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
     for table in tables[:1]:
@@ -389,19 +414,23 @@ _RECIPES = {  # folders of images and masks could also be two classes
 }
 _LABELLED = (
     "two or more folders, one per class, with .jpg, .png, .bmp, .webp or .tif images, also below train/ and val/ "
-    "(draw some with `sightline prepare shapes --out DIR`), labels.csv with columns file and label, train/*.tar and "
-    "val/*.tar, or train/train-00000-of-01024 and validation/validation-00000-of-00128"
+    "(draw some with `sightline prepare shapes --out DIR`), labels.csv with columns file and label, "
+    "metadata.jsonl or parquet files of Hugging Face, flags, tags or choices of LabelMe, VIA, CVAT or Label Studio, "
+    "train/*.tar and val/*.tar, or train/train-00000-of-01024 and validation/validation-00000-of-00128"
 )
 _WITH_BOXES = (
     "COCO's json files with their images (train.json and val.json, or one json; also annotations/"
     "instances_train2017.json with train2017/*.jpg), YOLO's data.yaml or images/ with labels/*.txt, Pascal VOC's "
-    "Annotations/*.xml with JPEGImages/, or train-00000-of-00256.tfrecord (draw some with `sightline prepare shapes "
-    "--out DIR`, then DIR/detection)"
+    "Annotations/*.xml with JPEGImages/, an export of LabelMe, VIA, CVAT or Label Studio with its images, "
+    "metadata.jsonl or parquet files of Hugging Face, tar shards with KEY.jpg and KEY.json, or "
+    "train-00000-of-00256.tfrecord (draw some with `sightline prepare shapes --out DIR`, then DIR/detection)"
 )
 _WITH_MASKS = (
     "images/ with masks/ (or JPEGImages/ with SegmentationClass/), X.jpg with X_mask.png in one folder, a Roboflow "
-    "export with _classes.csv, COCO's json files with outlines, YOLO's data.yaml with polygons, or a description with "
-    "`kind: masks` that names folders called otherwise (docs/reference/data_masks.md)"
+    "export with _classes.csv, COCO's json files with outlines, YOLO's data.yaml with polygons, an export of LabelMe, "
+    "VIA, CVAT or Label Studio with its images, metadata.jsonl or parquet files of Hugging Face, tar shards with "
+    "KEY.jpg and KEY.seg.png, or a description with `kind: masks` that names folders called otherwise "
+    "(docs/reference/data_masks.md)"
 )
 _VOLUMES = (
     "a folder with plan.json as `sightline prepare decathlon --source DIR --out PREPARED` writes it, or "

@@ -219,20 +219,14 @@ def kept_or_read(
 ) -> Annotations:
     """Return what an earlier run kept at `root` under this key, or read it and keep it; files changed at these times.
     `are_anywhere`: a list of the user's names the images, which need not lie below the data."""
-    kept = index_files.load(root, name, key)
-    if kept is not None:
-        try:
-            found = Annotations.loaded(kept)
-            if not are_anywhere:
-                found.names.below()
-            return found
-        except (ValueError, KeyError, IndexError):
-            kept = None
-    is_settled = index_files.is_settled(changed_ns)
-    annotations = read()
-    if is_settled:
-        index_files.save(root, name, key, annotations.arrays())
-    return annotations
+
+    def loaded(kept: index_files.Arrays) -> Annotations:
+        found = Annotations.loaded(kept)
+        if not are_anywhere:
+            found.names.below()
+        return found
+
+    return index_files.kept_or_read(root, name, key, changed_ns, loaded, read)
 
 
 def _read_json(file: Path) -> Annotations:

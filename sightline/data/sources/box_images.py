@@ -30,14 +30,14 @@ from sightline.data.sources.layouts import (
     validating,
 )
 from sightline.errors import BadData, BadSample
-from sightline.files.image_bytes import read_bytes
+from sightline.files.image_bytes import image_in, read_bytes
 from sightline.files.our_folders import is_result
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.regular import regular
 from sightline.parts import Split
 
 _PUBLISHED = re.compile(r"(train|val)20\d\d")  # folders of COCO's zips
-_BESIDE_IMAGES = (".txt", ".xml", ".json", ".yaml", ".yml", ".names")  # not images that cannot be read
+_BESIDE_IMAGES = (".txt", ".xml", ".json", ".jsonl", ".csv", ".yaml", ".yml", ".names")  # no unreadable images
 _FIRST_BYTES = 2**16
 UNKNOWN_SIDE = 1  # of an image that cannot be read: so its boxes, as shares, lie inside it
 
@@ -88,7 +88,7 @@ def open_split(kind: str, layout: Splits, split: Split, annotations: Annotations
         is_val = drawn(names, options, file, split)
         held_out = index_files.Names.of([names[row] for row in np.flatnonzero(is_val)])
         annotations = annotations.of_images(np.flatnonzero(is_val == (split == "val")))
-    source = BoxImages(kind, place, chosen(annotations, split, file, kind), options.skips_missing)
+    source = BoxImages(kind, place, chosen(annotations, split, file, kind, options), options.skips_missing)
     source.layout, source.held_out = layout, held_out
     return source
 
@@ -100,12 +100,12 @@ def drawn(names: list[bytes], options: SourceOptions, file: str, split: Split) -
     return validating(names, [0] * len(names), options, split)
 
 
-def chosen(annotations: Annotations, split: Split, file: str, kind: str) -> Annotations:
+def chosen(annotations: Annotations, split: Split, file: str, kind: str, options: SourceOptions) -> Annotations:
     """Return what a split takes of its file: training leaves out boxes by rule and images without one. A test split
     without any box has no labels."""
     if split == "test" and not annotations.counts.any():
         raise no_test_split(kind, f"none of the {len(annotations)} images of {file} has a box")
-    if split != "train":
+    if split != "train" or options.keeps_all:
         return annotations
     kept = annotations.for_training()
     if not len(kept):
@@ -186,7 +186,9 @@ def sides_of(path: Path) -> tuple[int, int]:
             data = file.read(_FIRST_BYTES)
             if (header := first_header(data)) and header.format == "JPEG":
                 return header.shape[:2]
-            return read_header(data + file.read(MAX_BYTES), path.name).shape[:2]
+            data += file.read(MAX_BYTES)
+            data = image_in(data, path.name) if path.suffix.lower() == ".json" else data
+            return read_header(data, path.name).shape[:2]
     except (OSError, BadSample):
         return UNKNOWN_SIDE, UNKNOWN_SIDE
 

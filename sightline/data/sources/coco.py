@@ -157,9 +157,10 @@ class Files:
         if kind_described(path):
             return _described(path)
         if root.suffix.lower() == ".json" and os.path.isfile(root):
-            return cls(
-                root.parent.parent if root.parent.name.lower() in _JSON_FOLDERS else root.parent, {"train": root}
-            )
+            folder = root.parent.parent if root.parent.name.lower() in _JSON_FOLDERS else root.parent
+            if tool := _tool_of(root):
+                raise BadData(f"{root} is a file of {tool}, not COCO's json; give its folder, {folder}")
+            return cls(folder, {"train": root})
         published = {split: pair for split in SPLITS if (pair := find(root, split))}
         jsons: dict[Split, Path] = {split: pair[0] for split, pair in published.items()}
         folders = {split: pair[1] for split, pair in published.items()}
@@ -258,6 +259,14 @@ class Files:
             yield from (self.root / "images" / name for name in in_images)
 
 
+def _tool_of(file: Path) -> str:
+    """Return the tool for labelling that wrote a json file; "" for COCO's and others."""
+    from sightline.data.sources import labelme, labelstudio, via  # which import this
+
+    tools = (each.TOOL for each in (labelme, labelstudio, via))
+    return next((tool.title for tool in tools if tool.is_file_of(file)), "")
+
+
 def split_of(name: str) -> Split | None:
     """Return the split that a name names by one of its words, e.g. instances_val2017; None if none or both."""
     words = re.findall("[a-z]+", name.lower())
@@ -338,7 +347,8 @@ def _has_lists(file: Path) -> bool:
         return False
     try:
         with open(file, "rb", opener=regular) as opened:
-            return _LISTS.search(opened.read(_HEAD)) is not None
+            head = opened.read(_HEAD).removeprefix(b"\xef\xbb\xbf").lstrip()
+            return head.startswith(b"{") and _LISTS.search(head) is not None  # a list is of Label Studio
     except OSError:
         return False
 

@@ -69,7 +69,7 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
     else:
         annotations = scanned
     annotations = _with_classes(annotations, root)
-    kept = chosen(annotations, split, str(file or shards[0].path), "coco_tfrecord")
+    kept = chosen(annotations, split, str(file or shards[0].path), "coco_tfrecord", options)
     rows = np.searchsorted(annotations.image_ids, kept.image_ids)
     return CocoTFRecordSource(shards, kept, {name: column[rows] for name, column in places.items()})
 

@@ -19,7 +19,21 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data.contents import PathsBelow
-from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table, tfrecord
+from sightline.data.sources import (
+    DEFAULT_OPTIONS,
+    Sample,
+    Source,
+    SourceOptions,
+    cvat,
+    index_files,
+    labelme,
+    labelstudio,
+    layouts,
+    metadata,
+    table,
+    tfrecord,
+    via,
+)
 from sightline.data.sources.index_files import Names
 from sightline.data.sources.layouts import IMAGES, Place, Splits
 from sightline.errors import BadData, first_of
@@ -46,7 +60,9 @@ def detect(path: str) -> bool:
     named = _named_splits(root)
     if find(path) is None and named is not None:
         return False
-    if table.detect(path) or _FOREIGN & {name.lower() for name in layouts.subfolders(root)}:
+    if any(each.detect(path) for each in (table, cvat, labelme, labelstudio, metadata, via)) or _FOREIGN & {
+        name.lower() for name in layouts.subfolders(root)
+    }:
         return False
     return named == {} or not tfrecord.detect(path)  # records beside the images that they were made of
 
@@ -277,6 +293,8 @@ def _kept(path: str, root: Path) -> Kept | None:
         labels, sizes, states = (kept[key] for key in ("labels", "sizes", "states"))
         classes = [os.fsdecode(name) for name in found.all()]
         is_whole = len(names) == len(labels) == len(sizes) > 0 and sorted(set(classes)) == classes
+        # The root comes first, whose change time nobody sets: a list that came with the data is never believed.
+        is_whole = is_whole and folders.all()[:1] == [b""]
         if not is_whole or labels.min() < 0 or labels.max() >= len(classes):
             return None
         above = os.fsencode(root)
@@ -304,6 +322,18 @@ def class_folders(root: Path) -> list[str]:
     if not found:
         raise BadData(f"{root} holds no class folders; expected {root}/CLASS/*.jpg")
     return found
+
+
+def inner_classes(root: Path, classes: Sequence[str]) -> list[str]:
+    """Return the folders that every class folder has, where all have the same ones and no image beside them: these may
+    be the classes. One alone, as CLASS/images, is none."""
+    inner: list[str] = []
+    for name in classes:
+        here = layouts.subfolders(root / name)
+        if len(here) < 2 or here != (inner or here) or _holds_image(root / name, depth=1):
+            return []
+        inner = here
+    return inner
 
 
 class Walk:

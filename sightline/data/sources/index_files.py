@@ -11,9 +11,9 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -104,6 +104,37 @@ class Names:
 def digest(*parts: object) -> str:
     """Return a key of what was scanned; parts are separated, so ("ab", "c") and ("a", "bc") differ."""
     return hashlib.sha256("\0".join(repr(part) for part in parts).encode()).hexdigest()
+
+
+class Kept(Protocol):
+    """What a scan found, and is kept as arrays."""
+
+    def arrays(self) -> Arrays: ...
+
+
+Found = TypeVar("Found", bound=Kept)
+
+
+def kept_or_read(
+    root: Path,
+    name: str,
+    key: str,
+    changed_ns: Iterable[int],
+    loaded: Callable[[Arrays], Found],
+    read: Callable[[], Found],
+) -> Found:
+    """Return what an earlier run kept for the data at `root` under this key, or read it and keep it; files changed at
+    these times. `loaded` makes it of its arrays; ValueError, KeyError or IndexError where they are not whole."""
+    if kept := load(root, name, key):
+        try:
+            return loaded(kept)
+        except (ValueError, KeyError, IndexError):
+            pass
+    was_settled = is_settled(changed_ns)  # before it is read
+    found = read()
+    if was_settled:
+        save(root, name, key, found.arrays())
+    return found
 
 
 def is_settled(changed_ns: Iterable[int]) -> bool:

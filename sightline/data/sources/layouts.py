@@ -53,6 +53,12 @@ _TEST_PLACES = {
     "voc": "ImageSets/Main/test.txt, or a folder test with xml files",
     "masks": "a folder test beside train, test_masks beside train_masks, or ImageSets/Segmentation/test.txt",
     "coco_tfrecord": "test-00000-of-00008.tfrecord",
+    "parquet": "test-00000-of-00001.parquet, or a folder test",
+    **dict.fromkeys(
+        ("labelme", "via", "labelstudio", "metadata"),
+        "a folder test beside train, or an export with test in its name",
+    ),
+    "cvat": "a folder test beside train, an export with test in its name, or a subset Test beside Train",
 }
 _SHOWN = 5
 _MAX_SPLIT_BYTES = 2**30
@@ -118,6 +124,17 @@ class Splits:
     def own_test(self) -> Place | None:
         """The test split, unless it validates."""
         return None if self.test == self.val != self.train else self.test
+
+    @property
+    def other_val(self) -> str:
+        """The name of a val split that is not called so, e.g. test; "" if it is, or if one file lists both."""
+        place = self.val
+        if place is None or place == self.train:
+            return ""
+        if place.labels is None:
+            return "" if place.images.name.lower() in NAMES["val"][:-1] else place.images.name
+        # images/test, test/images, test.json or test.csv
+        return next((name for name in (*place.labels.parts[-2:], place.images.name) if Path(name).stem == "test"), "")
 
     def as_values(self) -> dict[str, Any]:
         """Return what a description holds, with absolute paths."""
@@ -306,12 +323,14 @@ def chosen_for_val(
     """
     if not len(groups):
         return np.zeros(0, bool)
-    group_of = np.asarray(groups, np.int64)
-    hashes = (hashlib.sha256(b"%d\0%b" % (seed, name)).digest()[:8] for name in names)
-    keys = np.fromiter(hashes, "S8", len(group_of))
-    order = np.lexsort((np.frombuffer(keys.tobytes(), ">u8"), group_of))
+    group_of = np.asarray(groups)  # not copied: a table may have a million rows
+    digests = (hashlib.sha256(b"%d\0%b" % (seed, name)).digest() for name in names)
+    hashes = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64, len(group_of))
+    order = np.lexsort((hashes, group_of))
+    del hashes
     chosen = np.zeros(len(group_of), bool)
-    starts = np.flatnonzero(np.diff(group_of[order], prepend=-1))
+    sorted_groups = group_of[order]
+    starts = [0, *(np.flatnonzero(sorted_groups[1:] != sorted_groups[:-1]) + 1).tolist()]
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         count = min(max(1, round((end - start) * fraction)), end - start - 1)
         chosen[order[start : start + count]] = True

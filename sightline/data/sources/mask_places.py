@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sightline.data.sources import metadata
 from sightline.data.sources.box_images import Listing, kind_described, list_files
 from sightline.data.sources.layouts import (
     IMAGES,
@@ -334,6 +335,8 @@ class MaskFiles:
         if pattern and pattern.count("{}") != 1:
             text = "expected the name of a mask without its ending, with one {}, e.g. {}_mask"
             raise UsageError(f"--data.mask-pattern '{pattern}': {text}")
+        if named := metadata.labels_of(place):
+            return cls._named(place, named)
         file = place.labels if place.labels and os.path.isfile(place.labels) else None
         folder = _masks_beside(file, place) if file else place.labels or place.images
         is_one = folder == place.images
@@ -364,6 +367,25 @@ class MaskFiles:
             [os.path.relpath(place.images, folder), *listing],
             [*images.changed_ns(), *([] if is_one else masks.changed_ns())],
         )
+
+    @classmethod
+    def _named(cls, place: Place, file: Path) -> MaskFiles:
+        """List the images and masks that a file names by their paths from its folder."""
+        listing = list_files(file.parent, IMAGES)
+        pairs: dict[str, str] = {}
+        problems = []
+        for image, mask in sorted(metadata.masks_of(file).items()):
+            image, mask = (os.path.normpath(each.replace("\\", "/")) for each in (image, mask))
+            if image not in listing.files:
+                problems.append(("missing image", image, f"{file} names it, {file.parent} lacks it"))
+                continue
+            if mask not in listing.files:
+                problems.append(("image without a mask", image, f"{file.parent} lacks its mask {mask}"))
+            pairs[image] = mask if mask in listing.files else ""
+        key = [listing.key(), sorted(pairs.items())]
+        name = f"{file.parent.name}-{file.stem}"
+        root = file.parent
+        return cls(root, root, name, pairs, problems, 0, (listing, listing), key, listing.changed_ns())
 
 
 def _masks_beside(file: Path, place: Place) -> Path:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
@@ -91,16 +91,14 @@ def survey(files: MaskFiles) -> Survey:
     rows = [(image, mask) for image, mask in files.pairs.items() if mask]
     key = index_files.digest("masks", _VERSION, files.key)
     name = f"masks-{files.name}"
-    if kept := index_files.load(files.masks, name, key):
-        try:
-            return Survey.loaded(kept, len(rows))
-        except (ValueError, KeyError, IndexError):
-            pass
-    is_settled = index_files.is_settled(files.changed_ns)
-    found = _together(list(_seen(files, rows)))
-    if is_settled:
-        index_files.save(files.masks, name, key, found.arrays())
-    return found
+    return index_files.kept_or_read(
+        files.masks,
+        name,
+        key,
+        files.changed_ns,
+        lambda kept: Survey.loaded(kept, len(rows)),
+        lambda: together(list(_seen(files, rows))),
+    )
 
 
 def _seen(files: MaskFiles, rows: list[tuple[str, str]]) -> Iterator[SeenMask]:
@@ -117,18 +115,31 @@ def _seen(files: MaskFiles, rows: list[tuple[str, str]]) -> Iterator[SeenMask]:
 def _look(image: Path, mask: Path, alone: threading.Lock) -> SeenMask:
     try:
         data = read_bytes(mask, mask.name)
-        header = read_header(data, mask.name)
+    except BadSample as error:
+        return SeenMask(fault=f"unreadable: {error.reason}")
+
+    def header_of_image(of_mask: Header) -> Header:
+        found = peek(image)
+        return found if _fits(found, of_mask) else read_header(read_bytes(image, image.name), image.name)
+
+    return look_at(data, mask.name, image.name, header_of_image, alone)
+
+
+def look_at(
+    data: bytes, name: str, image: str, header_of_image: Callable[[Header], Header], alone: threading.Lock | None = None
+) -> SeenMask:
+    """Look at the bytes of a mask; the second function gives the header of its image, knowing that of the mask."""
+    try:
+        header = read_header(data, name)
         if header.format not in LOSSLESS:
             text = f"is stored as {header.format}, which blurs the edges between classes; store masks as PNG"
             return SeenMask(fault=f"soft edges: {text}")
-        with alone if header.decoding_bytes > _LARGE_BYTES else nullcontext():
-            kind, values = values_in(data, mask.name)
+        with alone if alone and header.decoding_bytes > _LARGE_BYTES else nullcontext():
+            kind, values = values_in(data, name)
     except BadSample as error:
         return SeenMask(fault=f"unreadable: {error.reason}")
     try:
-        of_image = peek(image)
-        if not _fits(of_image, header):
-            of_image = read_header(read_bytes(image, image.name), image.name)
+        of_image = header_of_image(header)
     except (OSError, BadSample) as error:
         reason = error.reason if isinstance(error, BadSample) else f"cannot be read: {error}"
         return SeenMask(fault=f"unreadable image: {reason}")
@@ -136,7 +147,7 @@ def _look(image: Path, mask: Path, alone: threading.Lock) -> SeenMask:
     fault = ""
     if not _fits(of_image, header):
         there = f"{of_image.shape[1]}x{of_image.shape[0]}"
-        fault = f"size differs: is {width}x{height}, its image {image.name} is {there}; store both at one size"
+        fault = f"size differs: is {width}x{height}, its image {image} is {there}; store both at one size"
     bits = 16 if of_image.depth == 16 else 8
     return SeenMask(height, width, kind, of_image.channels, bits, values, fault)
 
@@ -186,7 +197,9 @@ def _counted(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return found.astype(np.int64), counts.astype(np.int64)
 
 
-def _together(seen: list[SeenMask]) -> Survey:
+def together(seen: list[SeenMask]) -> Survey:
+    """Return what was seen of all pairs."""
+
     def column(name: str) -> np.ndarray:
         return np.asarray([getattr(each, name) for each in seen], np.int64)
 

@@ -43,9 +43,9 @@ class Found:
     problems: list[tuple[str, Split, str, str]] = field(default_factory=list)  # kind, split, where, text
 
     @classmethod
-    def at(cls, path: str, options: SourceOptions, wanted: Iterable[Split]) -> Found:
+    def at(cls, path: str, options: SourceOptions, wanted: Iterable[Split], layout: Splits | None = None) -> Found:
         """Look at train and val, which decide the classes together, and at other wanted splits."""
-        found = cls(layout_at(path, options.mask_pattern))
+        found = cls(layout or layout_at(path, options.mask_pattern))
         places: dict[Place, Split] = {}
         for split in (*SPLITS, *wanted):
             place = found.layout.place(split) if split in wanted else getattr(found.layout, split)
@@ -126,7 +126,17 @@ OF_ONE = (
 
 def open_masks(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> MaskFileImages:
     """Look at all masks and list the images of a split."""
-    found = Found.at(path, options, [split])
+    return _opened(Found.at(path, options, [split]), path, split, options)
+
+
+def open_named(layout: Splits, path: str, split: Split, options: SourceOptions) -> MaskFileImages:
+    """The same of images whose masks a file of each place names."""
+    source = _opened(Found.at(path, options, [split], layout), path, split, options)
+    source.notes = ("masks named by Hugging Face's metadata", *source.notes)
+    return source
+
+
+def _opened(found: Found, path: str, split: Split, options: SourceOptions) -> MaskFileImages:
     place = found.layout.place(split)
     if split == "test" and not any(found.files[place].pairs.values()):
         raise no_test_split("masks", f"none of the images in {found.files[place].images} has a mask")
@@ -195,17 +205,27 @@ class MaskFileImages(MaskImages):
         name, size = self.name(index), self.size(index)
         path = self.files[len(self) + index]
         data = read_bytes(path, name)
-        values = decode_values(data, path.name)
-        if self.is_coloured:
-            values = _colours(values, data, path.name)
-        elif values.ndim == 3:  # grey that was stored as RGB
-            values = values[..., 0]
-        table = _table(self.values, self.unused)
-        if int(values.max(initial=0)) >= len(table) or (indices := table[values]).max(initial=0) == _UNKNOWN:
+        indices = indices_in(data, path.name, self.values, self.unused, self.is_coloured)
+        if indices is None:
             raise BadSample(name, f"{path} has other values than when it was indexed; start again")
-        if values.shape != size:
+        if indices.shape != size:
             raise BadSample(name, f"{path} has another size than when it was indexed; start again")
-        return indices.astype(np.uint8)
+        return indices
+
+
+def indices_in(
+    data: bytes, name: str, known: tuple[int, ...], ignored: tuple[int, ...], is_coloured: bool
+) -> np.ndarray | None:
+    """Return the index of the class of each pixel of a mask, uint8; None if it has other values."""
+    values = decode_values(data, name)
+    if is_coloured:
+        values = _colours(values, data, name)
+    elif values.ndim == 3:  # grey that was stored as RGB
+        values = values[..., 0]
+    table = _table(known, ignored)
+    if int(values.max(initial=0)) >= len(table) or (indices := table[values]).max(initial=0) == _UNKNOWN:
+        return None
+    return indices.astype(np.uint8)
 
 
 def _colours(values: np.ndarray, data: bytes, name: str) -> np.ndarray:

@@ -103,17 +103,8 @@ def kept_index(kind: str, root: Path, split: str, shards: Sequence[Shard], build
     """Return the index of these shards from an earlier run, or a new one, kept for the next."""
     key = index_files.digest(kind, 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
     name = f"{kind}-{split}"
-    arrays = index_files.load(root, name, key)
-    if arrays is not None:
-        try:
-            return Index.loaded(arrays, shards)
-        except (ValueError, KeyError, IndexError):
-            arrays = None
-    is_settled = index_files.is_settled(shard.changed_ns for shard in shards)
-    index = build()
-    if is_settled:
-        index_files.save(root, name, key, index.arrays())
-    return index
+    changed_ns = [shard.changed_ns for shard in shards]
+    return index_files.kept_or_read(root, name, key, changed_ns, lambda kept: Index.loaded(kept, shards), build)
 
 
 def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared: int, hint: str) -> tuple[str, ...]:

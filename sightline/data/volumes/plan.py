@@ -208,6 +208,10 @@ def read_plan(folder: Path) -> VolumePlan:
     try:
         content = read_json(path, _MAX_PLAN_BYTES)
     except FileNotFoundError as error:
+        from sightline.data.sources import foreign  # which needs NumPy
+
+        if known := foreign.said(folder):
+            raise BadData(f"{folder} holds {known}") from None
         raise BadData(
             f"{folder} holds no {PLAN}, so it is not a prepared folder, or an unfinished one; "
             f"run `sightline prepare decathlon --source DIR --out {folder}`"

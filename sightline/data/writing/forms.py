@@ -26,7 +26,7 @@ from sightline.data.sources.layouts import IMAGES
 from sightline.data.sources.shards import ShardSource
 from sightline.data.sources.table import TableSource
 from sightline.data.sources.tar import TarSource
-from sightline.data.writing.pieces import Written
+from sightline.data.writing.pieces import Written, in_pieces
 from sightline.data.writing.repair import repair
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.archive import clean_name
@@ -88,7 +88,7 @@ class LabelledImages:
         for split, source in self.sources.items():
             per_piece = self._per_piece(split)
             count = self.shards[split] if self.form == "tfrecord" else -(-len(source) // per_piece)
-            found[split] = [max(0, min(per_piece, len(source) - number * per_piece)) for number in range(count)]
+            found[split] = in_pieces(len(source), per_piece, count)
         return found
 
     def room(self) -> int:

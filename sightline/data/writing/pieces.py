@@ -35,6 +35,11 @@ class Written(NamedTuple):
     notes: dict[str, Any]  # as JSON holds it
 
 
+def in_pieces(samples: int, per_piece: int, count: int) -> list[int]:
+    """Return how many samples each of so many pieces has; the last ones may be empty."""
+    return [max(0, min(per_piece, samples - number * per_piece)) for number in range(count)]
+
+
 class Pieces(Protocol):
     """The files to write, in parts (a split, say) of numbered pieces. Pickled to every process once."""
 

@@ -80,9 +80,7 @@ def load(path: Path, served: Served | None = None, trust: bool = False) -> Runs:
         raise not_trusted(path)
     try:
         _refuse_code(path)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.export.load(io.BytesIO(content)).module().forward  # not a module: its train() and eval() raise
+        return torch.export.load(io.BytesIO(content)).module().forward  # not a module: its train() and eval() raise
     except Exception as error:  # torch raises many types for a damaged or hostile archive
         raise BadData(f"{path} cannot be opened by torch.export ({str(error)[:200]}); export it again") from error
 

@@ -62,16 +62,19 @@ def signals_once(folder: Path, *numbers: int) -> threading.Thread:
 
 
 def test_hosts_by_ssh_are_heard_under_their_names(stub, handlers, capsys: pytest.CaptureFixture[str]):
-    stub("ssh", f'{HOST}echo "one of $host  "; echo "two of $host" >&2')
+    """Each in a session of its own: a Ctrl-C at the terminal would end ssh itself."""
+    session = "set -- $(cat /proc/$$/stat); [ $6 = $$ ] && echo alone"  # the sixth is the session
+    stub("ssh", f'{HOST}echo "one of $host  "; echo "two of $host" >&2; {session}')
     ssh.run(plan_of("ssh")[1])
     lines = capsys.readouterr().out.splitlines()
-    assert sorted(lines) == ["a: one of a", "a: two of a", "b: one of b", "b: two of b"]
+    told = ("alone", "one of {}", "two of {}")
+    assert sorted(lines) == [f"{host}: {said.format(host)}" for host in "ab" for said in told]
 
 
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
-        ("exit 7", 7, "b ended with exit code 7"),
+        pytest.param("exit 7", 7, "b ended with exit code 7", marks=pytest.mark.slow),
         ("kill -9 $$", 137, "b ended with exit code -9"),
         ("exit 255", 255, "b ended with exit code 255; ssh itself failed, try `ssh -p 3022 b`"),
     ],
@@ -170,9 +173,11 @@ def test_a_launcher_runs_in_the_folder_of_the_plan_and_its_exit_code_counts(
     place.mkdir()
     options, plan = plan_of("mpirun", hosts="localhost:2", env=("MINE=it's $HOME",), folder=str(place))
     monkeypatch.setenv("OF_THIS_SHELL", "kept")  # mpirun itself may need what ranks are not told
-    stub("mpirun", f'pwd > {tmp_path}/seen; echo "$PATH" "$MINE" $OF_THIS_SHELL >> {tmp_path}/seen')
+    session = f"set -- $(cat /proc/$$/stat); [ $6 = $$ ] && echo alone >> {tmp_path}/seen"  # a Ctrl-C comes here only
+    stub("mpirun", f'pwd > {tmp_path}/seen; echo "$PATH" "$MINE" $OF_THIS_SHELL >> {tmp_path}/seen; {session}')
     command._run(options, plan, "")
-    assert (tmp_path / "seen").read_text().splitlines() == [str(place), f"{os.environ['PATH']} it's $HOME kept"]
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert seen == [str(place), f"{os.environ['PATH']} it's $HOME kept", "alone"]
     for end, code in (("exit 5", 5), ("kill -9 $$", 137)):
         stub("mpirun", end)
         with pytest.raises(RankFailed, match="mpirun ended with exit code") as raised:

@@ -75,16 +75,7 @@ def test_what_belongs_to_a_run_or_to_a_recipe_is_refused_elsewhere():
         words.refuse_recipe_named_first(["resnet5"])
 
 
-def test_one_device_starts_no_ranks_and_a_page_is_named_where_it_is(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    started: list = []
-    monkeypatch.setattr("sightline.hardware.launch.local.start", lambda *given: started.append(given) or True)
-    assert start.ran_as_ranks(["train", "x"], 0, "cpu") is start.ran_as_ranks(["train", "x"], 1, "cpu") is False
-    assert started == [] and start.ran_as_ranks(["train", "x"], 2, "cpu") is True
-    assert start.ran_as_ranks_of_run(["evaluate", "x"], ["--run.devices", "3"]) is True
-    assert start.ran_as_ranks_of_run(["evaluate", "x"], ["--run.device=cpu"]) is False
-    assert started == [(2, "cpu", ["train", "x"]), (3, "auto", ["evaluate", "x"])]
+def test_a_page_is_named_where_it_is(here: Path, capsys: pytest.CaptureFixture[str]):
     start.say_page(here / "report.html")
     (here / "report.html").touch()
     start.say_page(here / "report.html")

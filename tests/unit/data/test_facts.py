@@ -7,15 +7,17 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
+from sightline.data import facts
 from sightline.data.classification import ClassificationData
 from sightline.data.detection import DetectionData
 from sightline.data.masks import MaskData
 from sightline.data.segmentation import SegmentationData
-from sightline.data.sources import folder, table
+from sightline.data.sources import Opener, SourceOptions, folder, table
 from sightline.errors import BadData, UsageError
 from sightline.parts import DataFacts, Dataset, Split
 
@@ -206,3 +208,19 @@ def test_a_test_split_of_masks_is_said(masks):
     Image.new("L", (9, 8), 7).save(masks / "data" / "test" / "masks" / "0.png")
     facts = MaskData(path=str(masks / "data")).look(NO_RUN, ())
     assert facts.has_test and facts.line.endswith("test split: 10 images, scored by `evaluate RUN --split test`")
+
+
+@pytest.mark.parametrize(("classes", "is_typed", "opens"), [(3, False, True), (3, True, False), (0, False, False)])
+def test_a_number_of_classes_that_nobody_typed_gives_way_to_the_data(classes: int, is_typed: bool, opens: bool):
+    def open_one(kind: str, path: str, split: Split, options: SourceOptions):
+        if options.classes == classes:
+            raise BadData(f"{path} has 2 classes")
+        return SimpleNamespace(classes=("a", "b"))
+
+    options = SourceOptions(classes=classes)
+    if opens:
+        both = facts.open_both(Opener(), open_one, "folder", "here", options, is_typed)
+        assert [len(both[split].classes) for split in ("train", "val")] == [2, 2]
+    else:
+        with pytest.raises(BadData, match="^here has 2 classes$"):
+            facts.open_both(Opener(), open_one, "folder", "here", options, is_typed)

@@ -9,6 +9,7 @@ from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.export import exported
 
 PATH = Path("model.pt2")
+MOST = 16 << 20  # bytes of a description
 
 
 @pytest.fixture
@@ -24,21 +25,21 @@ def told(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{}" + " " * 8, "expected a whole number"),
-        ("{}" + " " * 9, "11 bytes, at most 10 are read"),
+        ("{}" + " " * (MOST - 2), "expected a whole number"),
+        ("{}" + " " * (MOST - 1), f"{MOST + 1} bytes, at most {MOST} are read"),
         ("[]", "its description is damaged"),
         ('{"a":1}', "its description is damaged"),
         ("{,", "its description is damaged"),
     ],
+    ids=["nothing", "too long", "no object", "no format", "no JSON"],
 )
-def test_a_damaged_description_is_refused(text: str, said: str, told: SimpleNamespace, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(exported, "MAX_ABOUT_BYTES", 10)
+def test_a_damaged_description_is_refused(text: str, said: str, told: SimpleNamespace):
     told.text = text
     with pytest.raises(BadCheckpoint) as raised:
         exported.open_exported(PATH, "best", "", False)
     assert str(raised.value).startswith("model.pt2: its description is damaged (")
     assert said in str(raised.value) and str(raised.value).endswith("); export it again")
-    assert ("at most" in str(raised.value)) == (len(text) > 10)
+    assert ("at most" in str(raised.value)) == (len(text) > MOST)
 
 
 def test_a_file_of_a_later_version_of_a_stranger_or_of_no_export_is_refused(told: SimpleNamespace):

@@ -386,7 +386,14 @@ def test_slow_server(serve, target, drips):
     assert target.read_bytes() == DATA and len(server.asked) == 2
 
 
-@pytest.mark.parametrize("drips", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nA: "])
+@pytest.mark.parametrize(
+    "drips",
+    [
+        pytest.param(b"HTTP/1.1 100 Continue\r\n\r\n", marks=pytest.mark.slow),
+        b"HTTP/1.1 200 OK\r\n",
+        pytest.param(b"HTTP/1.1 200 OK\r\nA: ", marks=pytest.mark.slow),
+    ],
+)
 def test_a_head_that_drips_without_end(serve, target, drips):
     """urllib's timeout begins again with every byte."""
 
@@ -420,13 +427,13 @@ def test_a_trailer_that_drips_without_end(serve, target):
 def test_silent_server(serve, target, capsys):
     """What is waited for is said before the wait, each retry with its cause, and at the end what to do."""
     server = serve(lambda handler: handler.server.released.wait(5))
-    url, patience = f"{server.url}/train.zip", Patience(timeout_s=0.05, tries=2, wait_s=0.001)
+    url, patience = f"{server.url}/train.zip", Patience(timeout_s=0.4, tries=2, wait_s=0.001)
     with pytest.raises(NotFetched) as error:
         fetch(f"{url}?secret", target, Expected(len(DATA), SHA256), patience=patience)
     remedy = f"check the network and, behind a proxy, https_proxy; fetch it by hand and put it at {target}"
     assert str(error.value) == f"{url}: timed out; tried 2 times; {remedy}, or try again later"
     begin, retry = capsys.readouterr().err.splitlines()
-    assert begin == f"fetching {url}; the server has 0.05 s to answer"
+    assert begin == f"fetching {url}; the server has 0.4 s to answer"
     assert retry == "timed out; try 2 of 2 in 0.001 s"
     assert names(target) == []
 

@@ -1,5 +1,6 @@
 """Our writer of safetensors files against the library's own."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,34 @@ def test_types_of_buffers_that_networks_of_ours_do_not_have_are_written_too(kind
     tensors = {"b": torch.ones(3).to(kind), "a": torch.zeros(2)}
     write_tensors(tmp_path / "t", tensors)
     assert (tmp_path / "t").read_bytes() == save(tensors)
+
+
+def of_header(path: Path, content: bytes = b"12345678", **entries: object) -> Path:
+    text = json.dumps(entries).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "place", "said"),
+    [
+        ([2], [0, 8], ""),
+        ([2], [0, 9], "of shape [2] at bytes [0, 9] of 8"),
+        ([2], [8, 0], "of shape [2] at bytes [8, 0] of 8"),
+        ([2], [0, 4, 8], "expected dtype, shape and data_offsets"),
+        ([2], [0], "of shape [2] at bytes [0] of 8"),
+        ([2**30, 0, 2**30], [0, 0], "of shape [1073741824, 0, 1073741824] at bytes [0, 0] of 8"),
+        ([3], [0, 8], "'a', F32 of shape [3], has 8 bytes"),
+        ([2.0], [0, 8], "expected dtype, shape and data_offsets"),
+        ([-2], [0, 8], "expected dtype, shape and data_offsets"),
+        (2, [0, 8], "expected dtype, shape and data_offsets"),
+    ],
+)
+def test_what_a_header_claims_is_compared_with_the_file(shape: object, place: object, said: str, tmp_path: Path):
+    path = of_header(tmp_path / "t", a={"dtype": "F32", "shape": shape, "data_offsets": place})
+    if not said:
+        assert read_tensors(path)["a"].numpy().tobytes() == b"12345678"
+        return
+    with pytest.raises(ValueError, match="^tensor 'a'") as raised:
+        read_tensors(path)
+    assert str(raised.value).endswith(said)

@@ -13,6 +13,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import ProcessFailure, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from sightline.commands import start
 from sightline.errors import Interrupted, PeerLost, RankFailed, UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.launch import local
@@ -133,6 +134,21 @@ def test_ranks_are_started_by_torchs_agent_of_this_host_alone(as_before: None, m
     assert levels == [logging.CRITICAL] * 2 and not store.parent.exists() and local.STARTER not in os.environ
     os.environ["OMP_NUM_THREADS"] = "7"
     assert local.start(2, "cpu", []) is True and seen[4]["OMP_NUM_THREADS"] == "7"
+
+
+def test_one_device_starts_no_ranks(as_before: None, monkeypatch: pytest.MonkeyPatch):
+    started: list = []
+    monkeypatch.setattr(
+        local, "elastic_launch",
+        lambda config, python: lambda *words: started.append((config.nproc_per_node, *words[3:])),
+    )  # fmt: skip
+    assert start.ran_as_ranks(["train", "x"], 0, "cpu") is start.ran_as_ranks(["train", "x"], 1, "cpu") is False
+    assert started == [] and start.ran_as_ranks(["train", "x"], 2, "cpu") is True
+    assert start.ran_as_ranks_of_run(["evaluate", "x"], ["--run.devices", "3", "--run.device=cpu"]) is True
+    assert start.ran_as_ranks_of_run(["evaluate", "x"], ["--run.device=cpu"]) is False
+    assert started == [(2, "train", "x"), (3, "evaluate", "x")]
+    with pytest.raises(UsageError, match="nonsense"):
+        start.ran_as_ranks_of_run(["evaluate", "x"], ["--run.devices", "3", "--run.device=nonsense"])
 
 
 @pytest.mark.parametrize(("parent", "is_there", "watches"), [(55, True, True), (1, False, True), (1, True, False)])

@@ -89,7 +89,10 @@ def test_what_waits_is_bounded():
     assert len(given) == len(sink.calls) == 3 * behind.WAITING
 
 
-@pytest.mark.parametrize(("share", "at_once"), [(0.3, 3), (0.5, 2), (0.6, 1), (1.5, 1)])
+@pytest.mark.parametrize(
+    ("share", "at_once"),
+    [pytest.param(0.3, 3, marks=pytest.mark.slow), (0.5, 2), pytest.param(0.6, 1, marks=pytest.mark.slow), (1.5, 1)],
+)
 def test_bytes_of_what_waits_are_bounded(monkeypatch: pytest.MonkeyPatch, share: float, at_once: int):
     """A batch waits, in the network's thread, until it has room; one of any size has it when all others are written."""
     monkeypatch.setattr(behind, "WAITING_BYTES", 4000)

@@ -155,6 +155,25 @@ def test_a_command_draws_no_weights_that_a_checkpoint_replaces(run: Path, monkey
         assert torch.equal(in_command[name], tensor) and torch.equal(in_script[name], tensor), name
 
 
+def test_sizes_of_files_are_the_same_without_drawings_for_which_each_is_read_again(run: Path, tmp_path: Path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("00.jpg", "07.jpg", "12.jpg"):  # the second is damaged
+        (images / name).write_bytes((run.parent / "images" / name).read_bytes())
+    turned, exif = Image.open(images / "00.jpg"), Image.Exif()
+    exif[0x0112] = 6
+    turned.save(images / "turned.jpg", exif=exif)
+    found = []
+    for draws in (True, False):
+        api.write_predictions(run, images, tmp_path / f"out_{draws}", [*HERE, "--data.on-bad-sample=skip"], draws=draws)
+        document = json.loads((tmp_path / f"out_{draws}" / "predictions.json").read_text())
+        assert [each["file"] for each in document["unreadable"]] == ["07.jpg"]
+        found.append([{key: value for key, value in row.items() if key != "picture"} for row in document["files"]])
+    assert found[0] == found[1]
+    sizes_of = {row["file"]: (row["width"], row["height"]) for row in found[1]}
+    assert sizes_of == {"00.jpg": (60, 20), "12.jpg": (36, 56), "turned.jpg": (20, 60)}
+
+
 def test_inputs_that_cannot_be_read_are_named_three_at_most(run: Path, tmp_path: Path):
     for count in (1, 3, 5):
         (tmp_path / str(count)).mkdir()

@@ -146,7 +146,9 @@ def test_volumes_at_another_spacing_come_back_to_their_own(tmp_path: Path):
         np.testing.assert_allclose(*centres, atol=0.15)  # voxels: it is not shifted
 
 
-@pytest.mark.parametrize("fit", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    "fit", [0, pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_so_many_volumes_are_written_at_once_as_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: int):
     files = {}
     for number in range(4):

@@ -1,6 +1,7 @@
 """The page of a run at work: another process writes it, one at a time, whole, and never after the run has ended."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import fields
@@ -43,6 +44,7 @@ def test_scores_of_a_long_run_refresh_the_page(log: RunLog, monkeypatch: pytest.
     monkeypatch.setattr(refresh, "EVERY_S", 0)
     log.scores(Scores({"top1": 0.5}, {}, []), "scores.json", is_best=True, epoch=1, step=1)
     child = log.page._child
+    assert os.getsid(child.pid) == child.pid, "Ctrl-C at the terminal is for the run"
     log.training(0, 2, SIZE, {"loss": 2.0})
     assert log.page._child is child  # one at a time
     assert child.wait(30) == 0

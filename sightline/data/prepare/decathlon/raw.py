@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.data.formats.nifti import Header
+from sightline.data.sources import foreign
 from sightline.data.sources.layouts import contents, subfolders
 from sightline.data.volumes.files import SAME_PLACE_VOXELS, apart, read_header, read_label_header
 from sightline.data.volumes.layouts import JSON, Raw, is_raw
@@ -48,6 +49,8 @@ def find_place(source: Path, task: str) -> Path:
     found = [place for pair in both if (place := next(filter(_is_place, pair), None)) is not None]
     if task not in TASKS:
         found += [source / name for name in subfolders(source) if name not in folders and is_raw(source / name)]
+    if not found and (known := foreign.said(source)):
+        raise UsageError(f"--source {source} holds {known}")
     if not found:
         raise UsageError(
             f"--source {source} holds no {JSON} and no images beside labels (folders such as images and masks, or "

@@ -81,6 +81,20 @@ def test_every_problem_is_listed_by_its_file(data, tmp_path):
     }
 
 
+def test_masks_of_other_names_are_none(data, tmp_path):
+    LAYOUTS["split_inside"](data, tmp_path)
+    for file in (tmp_path / "masks" / "val").iterdir():
+        file.rename(file.with_name(f"other_{file.name}"))
+    report = check(tmp_path)
+    count = len(data["val"])
+    [said] = [each for each in report.problems if each.split == "val" and each.kind == "no masks"]
+    assert said.where == str(tmp_path / "images" / "val")
+    assert said.text == (
+        f"none of the {count} images has a mask in {tmp_path / 'masks' / 'val'}; give --data.mask-pattern if the names "
+        f"differ otherwise"
+    )
+
+
 def test_images_in_two_splits_and_classes_of_one(data, tmp_path):
     LAYOUTS["split_inside"](data, tmp_path)
     shutil.copy(tmp_path / "images" / "train" / "train_0.jpg", tmp_path / "images" / "val" / "val_1.jpg")

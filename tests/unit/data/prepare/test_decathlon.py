@@ -236,7 +236,10 @@ def test_memory_decides_how_many_at_once(hippocampus, tmp_path):
     assert run(hippocampus, tmp_path / "out", memory_gb=1e-9)["made now"] == 3
 
 
-@pytest.mark.parametrize(("task", "dim"), [("04", 2), ("04", 3), ("05", 3)])
+@pytest.mark.parametrize(
+    ("task", "dim"),
+    [pytest.param("04", 2, marks=pytest.mark.slow), pytest.param("04", 3, marks=pytest.mark.slow), ("05", 3)],
+)
 def test_a_case_takes_no_more_memory_than_is_counted_for_it(tmp_path, task, dim):
     image, label = np.ones((128, 120, 48, 2), np.int16), np.ones((128, 120, 48), np.uint8)
     source = make_folder(tmp_path / "in", cases=1, channels=2)

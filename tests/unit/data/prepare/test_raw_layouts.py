@@ -4,6 +4,7 @@ import json
 import os
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 
 from sightline.data.prepare.decathlon import DecathlonOptions, prepare
 from sightline.data.volumes.plan import read_plan
-from sightline.errors import BadData, SightlineError, UsageError
+from sightline.errors import BadData, DiskFull, SightlineError, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).with_name("raw_layouts.py")))
 save, volume, photo = (MADE[name] for name in ("save", "volume", "photo"))
@@ -333,6 +334,27 @@ def test_a_survey_is_taken_once_and_again_when_files_change(tmp_path, monkeypatc
     set_value(source, "masks", "c1.nii.gz", 3)
     with pytest.raises(UsageError, match="begun with spec.classes="):
         run(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(("air", "is_ct"), [(-500, True), (-499, False)])
+def test_volumes_of_a_ct_all_hold_air(tmp_path: Path, air: int, is_ct: bool, capsys: pytest.CaptureFixture[str]):
+    source = MADE["folders"](tmp_path / "mine", ct=True)
+    image = volume(1)[0][..., 0]
+    image[0, 0, 0] = air
+    save(source / "images" / "c1.nii.gz", image)
+    run(source, tmp_path / "out")
+    told = "CT (values of -500 and below in all of the first 4 volumes)"
+    assert (told in " ".join("".join(capsys.readouterr()).split())) is is_ct
+    assert (json.loads((tmp_path / "out" / "dataset.json").read_text())["modality"]["0"] == "CT") is is_ct
+
+
+def test_cases_that_the_disk_has_no_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Four cases of (3, 34, 33) floats and labels, of which no byte is written."""
+    source = MADE["folders"](tmp_path / "mine")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**6))
+    with pytest.raises(DiskFull, match=r"out needs \d\.\d GB, .* has 0.0 GB free; make room"):
+        run(source, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.npy"))
 
 
 def test_channels_in_files_of_their_own_need_no_dataset_json(tmp_path):

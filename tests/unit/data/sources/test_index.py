@@ -481,6 +481,17 @@ def test_a_kept_list_that_contradicts_itself_is_made_again(
         assert listings == ["train"]
 
 
+def test_a_list_that_came_with_the_data_is_not_believed(images: Path, listings: list[str]):
+    """Without a folder whose state is compared it would give every image another label."""
+    first = listed(images)
+    nothing = {"states": np.empty(0, np.int64), **index_files.Names.of([]).arrays("folders")}
+    place = images / ".sightline-index-folder-train"
+    forge(place, lambda arrays: arrays.update(nothing, labels=1 - arrays["labels"]))
+    listings.clear()
+    assert listed(images) == first
+    assert listings == ["train"]
+
+
 def test_a_class_that_val_gains_is_seen(images: Path, settle, monkeypatch):
     monkeypatch.setattr(folder, "MIN_KEPT", 1)
     listed(images, "val")

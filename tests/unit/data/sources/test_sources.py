@@ -285,7 +285,8 @@ def test_auto_recognises_each_kind(images: Path):
     assert type(open_source("auto", "synthetic:samples=4", "train")) is synthetic.SyntheticSource
     shutil.rmtree(images / "train")
     assert len(open_source("auto", str(images), "val")) == 2
-    assert kinds() == ["folder", "synthetic", "table", "tar", "tfrecord"]  # and not the modules they share
+    tools = ["cvat", "folder", "labelme", "labelstudio", "metadata", "parquet"]
+    assert kinds() == [*tools, "synthetic", "table", "tar", "tfrecord", "via"]  # and not the modules they share
 
 
 def test_what_no_source_reads_is_refused(tmp_path: Path):

@@ -1,0 +1,126 @@
+"""`prepare convert` of boxes, masks and labels from exports into COCO, YOLO, tar, parquet and folders, and back."""
+
+import json
+import os
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sightline import cli
+from sightline.data.sources import SourceOptions, open_boxes, open_masks
+from sightline.data.sources import open_source as open_labels
+
+SOURCES = Path(__file__).resolve().parents[1] / "sources"
+MADE = runpy.run_path(str(SOURCES / "tool_layouts.py"))
+EVERY = SourceOptions(keeps_all=True)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    entries = MADE["ENTRIES"]
+    MADE["labelme"](tmp_path / "in" / "train", entries)
+    MADE["labelme"](tmp_path / "in" / "val", entries[:2])
+    return tmp_path / "in"
+
+
+def convert(source: Path, out: Path, form: str, *more: str) -> int:
+    words = ["prepare", "convert", "--source", str(source), "--out", str(out), "--form", form, "--jobs", "1", *more]
+    return cli.main(words)
+
+
+def key(name: str) -> str:
+    return os.path.splitext(os.path.basename(name.rpartition(":")[2]))[0]
+
+
+def boxes_of(path: Path, split: str) -> dict:
+    source = open_boxes("auto", str(path), split, EVERY)
+    found = {}
+    for row in range(len(source)):
+        each = source.objects(row)
+        names = [source.classes[label - 1] for label in each.labels]
+        found[key(source.name(row))] = (each.width, each.height, names, each.boxes.round(4).tolist(), source.image(row))
+    return found
+
+
+@pytest.mark.parametrize("form", ["coco", "yolo", "tar", "parquet"])
+def test_boxes(source, tmp_path, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    assert convert(source, tmp_path / "out", form, "--shards", *(["2"] if form in ("tar", "parquet") else ["0"])) == 0
+    for split in ("train", "val"):
+        assert boxes_of(tmp_path / "out", split) == boxes_of(source, split)
+    assert open_boxes("auto", str(tmp_path / "out"), "train").classes == ("cat", "dog")
+    assert not list((tmp_path / "out").rglob(".parts"))
+
+
+@pytest.mark.parametrize("form", ["coco", "tar", "parquet"])
+def test_masks(source, tmp_path, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    assert convert(source, tmp_path / "out", form, "--of", "masks") == 0
+    for split in ("train", "val"):
+        ours, theirs = (open_masks("auto", str(at), split) for at in (tmp_path / "out", source))
+        if form != "parquet":  # which names no values
+            assert ours.classes == theirs.classes
+        there = {key(theirs.name(row)): theirs.mask(row) for row in range(len(theirs))}
+        assert len(ours) == len(theirs)
+        for row in range(len(ours)):
+            np.testing.assert_array_equal(ours.mask(row), there[key(ours.name(row))])
+
+
+@pytest.mark.parametrize("form", ["folder", "tar", "parquet"])
+def test_labels(source, tmp_path, form):
+    if form == "parquet":
+        pytest.importorskip("pyarrow")
+    assert convert(source, tmp_path / "out", form, "--of", "labels") == 0
+    for split in ("train", "val"):
+        ours, theirs = (open_labels("auto", str(at), split) for at in (tmp_path / "out", source))
+        assert ours.classes == theirs.classes == ("day", "night")
+        found = [{key(each.name(at)): each.read(at) for at in range(len(each))} for each in (ours, theirs)]
+        assert found[0] == found[1]
+
+
+def test_names_that_are_equal_below_folders_stay_apart(tmp_path):
+    entries = [
+        each._replace(file=name) for each, name in zip(MADE["ENTRIES"], ("a.jpg", "00000001-a.jpg"), strict=False)
+    ]
+    MADE["cvat"](tmp_path / "in" / "train", entries)
+    MADE["cvat"](tmp_path / "in" / "val", entries)
+    images = tmp_path / "in" / "train" / "images"
+    (images / "below").mkdir()
+    os.link(images / "a.jpg", images / "below" / "a.jpg")
+    file = tmp_path / "in" / "train" / "annotations.xml"
+    file.write_text(
+        file.read_text().replace("</annotations>", '<image id="9" name="below/a.jpg"></image></annotations>')
+    )
+    assert convert(tmp_path / "in", tmp_path / "out", "yolo") == 0
+    assert len(boxes_of(tmp_path / "out", "train")) == 3
+
+
+def test_crowds_are_left_out_and_counted(source, tmp_path, capsys):
+    MADE["coco"](tmp_path / "in2")
+    file = tmp_path / "in2" / "train.json"
+    content = json.loads(file.read_text())
+    content["annotations"][0]["iscrowd"] = 1
+    file.write_text(json.dumps(content))
+    for form in ("yolo", "tar"):
+        assert convert(tmp_path / "in2", tmp_path / form, form) == 0
+        assert "crowds left out 1" in capsys.readouterr().out
+        found = {**boxes_of(tmp_path / form, "train"), **boxes_of(tmp_path / form, "val")}
+        assert sum(len(names) for _, _, names, _, _ in found.values()) == len(content["annotations"]) - 1
+
+
+def test_a_second_start_changes_nothing_and_forms_that_do_not_fit_are_refused(source, tmp_path, capsys):
+    assert convert(source, tmp_path / "out", "coco") == 0
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.json")}
+    assert convert(source, tmp_path / "out", "coco") == 0
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+    content = json.loads((tmp_path / "out" / "annotations" / "instances_train.json").read_text())
+    assert [len(content[name]) for name in ("images", "annotations", "categories")] == [4, 5, 2]
+    capsys.readouterr()
+    assert convert(source, tmp_path / "no", "yolo", "--of", "masks") == 2
+    assert "--form yolo holds boxes, not masks" in capsys.readouterr().err
+    assert convert(source, tmp_path / "no", "coco", "--of", "labels") == 2
+    assert "choose folder, tar or parquet for labels" in capsys.readouterr().err

@@ -1,0 +1,168 @@
+"""What `predict --format` writes comes back, read by the source of that format."""
+
+import json
+import os
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline.data.sources import SourceOptions, open_boxes, open_masks, open_source
+from sightline.errors import UsageError
+from sightline.inference.label_formats import FORMATS, refuse_format, refuse_names, write_labels
+from sightline.parts import DataSpec
+from sightline.tasks.config import ClassificationConfig, DetectionConfig, MaskConfig, SegmentationConfig
+
+ALL = SourceOptions(split="all")
+SPEC = DataSpec(("cat", "dog"), 3, (32, 32), (), (), (1, 2))
+MASKS = DataSpec(("background", "cat", "dog"), 3, (32, 32), (), (), (0, 5, 9))
+BOXES = {"a b.png": [("dog", 0.75, (1.5, 2.0, 10.0, 8.25)), ("cat", 0.5, (0.0, 0.0, 40.0, 30.0))], "c.png": []}
+SIZES = {"a b.png": (40, 30), "c.png": (24, 32)}
+
+
+def images(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, size in SIZES.items():
+        Image.new("RGB", size).save(folder / name)
+
+
+def rows(folder: Path, found) -> list[dict]:
+    return [
+        {"file": name, "path": str(folder / name), "width": width, "height": height, **found(name)}
+        for name, (width, height) in SIZES.items()
+    ]
+
+
+def accepted(folder: Path) -> None:
+    """As Label Studio exports predictions that somebody accepted."""
+    tasks = json.loads((folder / "labelstudio.json").read_text())
+    for task in tasks:
+        task["annotations"] = task.pop("predictions")
+    (folder / "labelstudio.json").write_text(json.dumps(tasks))
+
+
+def written(form: str, found, spec: DataSpec, root: Path) -> str:
+    """The path of what was written, as a source reads it: beside its images."""
+    images(root / "images")
+    out = root / "yolo" if form == "yolo" else root
+    out.mkdir(exist_ok=True)
+    write_labels(form, {"files": rows(root / "images", found)}, root, spec)
+    if form == "labelstudio":
+        accepted(root)
+    return str(root / "labelme" if form == "labelme" else root)
+
+
+def boxes_in(name: str) -> dict:
+    return {"found": [{"class": label, "id": 1, "score": s, "box": list(box)} for label, s, box in BOXES[name]]}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_boxes_come_back(tmp_path, form):
+    path = written(form, boxes_in, SPEC, tmp_path)
+    if form == "labelme":  # its images lie elsewhere
+        images(tmp_path / "labelme")
+    source = open_boxes(form, path, "val", ALL)
+    assert set(source.classes) == {"cat", "dog"}
+    for row in range(len(source)):
+        found = source.objects(row)
+        expected = BOXES[os.path.basename(source.name(row))]
+        assert [source.classes[label - 1] for label in found.labels] == [label for label, *_ in expected]
+        np.testing.assert_allclose(found.boxes, np.reshape([box for *_, box in expected], (-1, 4)), atol=1e-4)
+        assert (found.width, found.height) == SIZES[os.path.basename(source.name(row))]
+
+
+def mask_of(name: str) -> np.ndarray:
+    width, height = SIZES[name]
+    mask = np.zeros((height, width), np.uint8)
+    mask[3:20, 5:11], mask[8:12, 7:24] = 1, 2
+    mask[0, -1] = 1
+    return mask
+
+
+@pytest.mark.parametrize("form", ["coco", "labelme", "labelstudio", "cvat"])
+def test_masks_come_back(tmp_path, form):
+    for name in SIZES:
+        Image.fromarray(np.asarray(MASKS.class_ids, np.uint8)[mask_of(name)]).save(tmp_path / f"{name}_mask.png")
+    path = written(form, lambda name: {"found": [], "mask": f"{name}_mask.png"}, MASKS, tmp_path)
+    if form == "labelme":
+        images(tmp_path / "labelme")
+    source = open_masks(form, path, "val", ALL)
+    assert source.classes == ("background", "cat", "dog")
+    for row in range(len(source)):
+        np.testing.assert_array_equal(source.mask(row), mask_of(os.path.basename(source.name(row))))
+
+
+def test_masks_of_colours_come_back(tmp_path):
+    spec = DataSpec(MASKS.classes, 3, (32, 32), (), (), (0x000000, 0xFF8001, 0x0000FE), coloured=True)
+    colours = np.asarray([[0, 0, 0], [255, 128, 1], [0, 0, 254]], np.uint8)
+    for name in SIZES:
+        Image.fromarray(colours[mask_of(name)]).save(tmp_path / f"{name}_mask.png")
+    path = written("cvat", lambda name: {"found": [], "mask": f"{name}_mask.png"}, spec, tmp_path)
+    source = open_masks("cvat", path, "val", ALL)
+    for row in range(len(source)):
+        np.testing.assert_array_equal(source.mask(row), mask_of(os.path.basename(source.name(row))))
+
+
+@pytest.mark.parametrize("form", ["labelme", "labelstudio", "cvat"])
+def test_classes_come_back(tmp_path, form):
+    best = {"a b.png": "dog", "c.png": "cat"}
+
+    def found(name: str) -> dict:
+        other = "cat" if best[name] == "dog" else "dog"
+        return {"found": [{"class": best[name], "id": 1, "score": 0.9}, {"class": other, "id": 0, "score": 0.1}]}
+
+    path = written(form, found, SPEC, tmp_path)
+    if form == "labelme":
+        images(tmp_path / "labelme")
+    source = open_source(form, path, "val", ALL)
+    assert {os.path.basename(source.name(at)): source.classes[source.read(at).label] for at in range(2)} == best
+
+
+def test_all_classes_of_masks_are_written_but_a_background(tmp_path):
+    spec = DataSpec(("road", "car", "sky"), 3, (32, 32), (), (), (0, 1, 2))
+    for name in SIZES:
+        Image.fromarray(mask_of(name)).save(tmp_path / f"{name}_mask.png")
+    path = written("coco", lambda name: {"found": [], "mask": f"{name}_mask.png"}, spec, tmp_path)
+    assert open_masks("coco", path, "val", ALL).classes == ("background", "road", "car", "sky")
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_several_labels_are_those_that_were_found(tmp_path, several):
+    spec = DataSpec(("cat", "dog"), 3, (32, 32), (), (), multi_label=several)
+    found = {"found": [{"class": "dog", "id": 1, "score": 0.3}, {"class": "cat", "id": 0, "score": 0.2}]}
+    path = written("cvat", lambda name: found, spec, tmp_path)
+    text = (Path(path) / "annotations.xml").read_text()
+    assert text.count("<tag") == (4 if several else 2)
+
+
+def test_names_that_a_format_cannot_hold(tmp_path):
+    with pytest.raises(UsageError, match="a.jpg and a.png would both become one file"):
+        refuse_names("yolo", ["a.jpg", "b.jpg", "a.png"], ("x",))
+    with pytest.raises(UsageError, match="classes.txt and classes.jpg would both become one file"):
+        refuse_names("yolo", ["a.jpg", "classes.jpg"], ("x",))
+    refuse_names("labelme", ["a.jpg", "classes.jpg"], ("x",))
+    with pytest.raises(UsageError, match="does not fit on a line"):
+        refuse_names("yolo", ["a.jpg"], ("x", "y\nz"))
+    refuse_names("coco", ["a.jpg", "a.png"], ("y\nz",))
+    name = "a\x1b\udcff&.png"
+    row = {"file": name, "path": f"/data/{name}", "width": 9, "height": 9}
+    row["found"] = [{"class": "c\x01<", "id": 1, "score": 0.5, "box": [1, 1, 3, 3]}]
+    for form in ("cvat", "labelstudio", "coco", "labelme"):
+        write_labels(form, {"files": [row]}, tmp_path, DataSpec(("c\x01<",), 3, (8, 8), (), ()))
+    ElementTree.parse(tmp_path / "annotations.xml")
+    assert "%FF" in (tmp_path / "labelstudio.json").read_text()
+
+
+def test_formats_that_cannot_hold_a_task_are_refused():
+    refuse_format("yolo", DetectionConfig())
+    refuse_format("coco", MaskConfig())
+    for form, task, said in (
+        ("voc", DetectionConfig(), "choose one of coco, yolo"),
+        ("coco", ClassificationConfig(), "no classes of whole images; choose labelstudio"),
+        ("yolo", MaskConfig(), "polygons, not masks; choose coco"),
+        ("coco", SegmentationConfig(), "for images with classes, boxes or masks"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            refuse_format(form, task)
