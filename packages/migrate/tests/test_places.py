@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.nn.utils.rnn import pack_sequence
 
+from sightline_migrate.reporting import record
 from sightline_migrate.session import Session
 
 Start = Callable[..., Session]
@@ -199,3 +200,27 @@ def test_a_copied_device_tells_the_place_of_its_tensor(on_cpu: Start):
     device = copy.deepcopy({"device": weight.device})["device"]
     assert weight.to(device) is weight and host.to(device).add_(1).tolist() == [2, 2]
     assert host.tolist() == [1, 1]
+
+
+def test_the_graph_of_a_result_tells_its_place(on_cpu: Start):
+    on_cpu()
+    here, there = torch.ones(2, requires_grad=True), torch.ones(2, device="cuda", requires_grad=True)
+    buffer = torch.zeros(2)
+    buffer[:1] = there[:1]  # the host's memory, whatever is written into it
+    back = (there * 2).cpu() * 3  # a move in between
+    for host in (here * 2, (here * 2) @ torch.ones(2, 2), back, back.double().cpu() * 2, buffer):
+        assert host.cpu() is host and host.to(buffer.device) is host
+        changed = host.cuda()
+        with torch.no_grad():
+            changed.add_(1)
+        assert not torch.equal(changed, host)
+    for device in (there * 2, here.cuda() * 2, back.cuda() * 2, (here * 2).to(there.device) * 2):
+        assert device.cuda() is device and device.to((there * 3).device) is device
+        like = torch.zeros_like(device)
+        assert like.cuda() is like and like.cpu() is not like
+        assert buffer.to(device.device) is not buffer
+    assert not [each for each in record.records.values() if "not known" in each.what]
+    for unknown in (buffer * 1, (here * 2).detach() * 1):
+        unknown.to((there.detach() * 2).device)
+    (said,) = [key for key, each in record.records.items() if "not copied: it is not known" in each.what]
+    assert record.counts[said] == 2 and said[2].kind == "adapted"

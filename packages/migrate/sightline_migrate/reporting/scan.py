@@ -49,6 +49,7 @@ CONVERTING = (
     "torch.nn.Module.bfloat16",
 )  # fmt: skip
 SHOWN_AS = ("torch.Tensor.is_cuda", "torch.Tensor.is_cpu", "torch.Tensor.get_device")
+OPTIONS = ("args", "cfg", "flags", "hparams", "settings")  # their `.device` is a name
 UNREADABLE = ("device", "dtype", "type", "new", "share_memory_")  # too common as names of other things
 KERNEL_OF_TRITON = ("triton.jit", "triton.autotune", "triton.heuristics")
 CUDA_LIBRARIES = (
@@ -327,7 +328,19 @@ class Reader:
                     yield line, SYNC, '.to("cpu")', "waits for the device"
                 return
         if self._matters(rule, call):
-            yield line, rule.kind, f".{attribute}" + ("" if is_asked else "()"), self._what(rule)
+            doubt = self._doubt(attribute, call) if call is not None and self.rules.target == "cpu" else ""
+            kind = "adapted" if doubt else rule.kind
+            yield line, kind, f".{attribute}" + ("" if is_asked else "()"), doubt or self._what(rule)
+
+    def _doubt(self, attribute: str, call: ast.Call) -> str:
+        """Return what a move does with results of operations, of which nobody knows where they were computed."""
+        places_given = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("device", "tensor", "other"))]
+        if attribute == "type_as" or (attribute == "to" and any(_is_device_of_a_tensor(each) for each in places_given)):
+            return "copied if it is known to be elsewhere; a result of an operation is not copied"
+        moved = call.func.value if isinstance(call.func, ast.Attribute) else None
+        if attribute in ("to", "cuda", "cpu") and _is_computed(moved):
+            return "copied, also if it is there already: it is not known where a result was computed"
+        return ""
 
     def _may_be_device(self, node: ast.expr) -> bool:
         """Return True for a literal that names CUDA or a device index, and for names of unknown value."""
@@ -441,6 +454,21 @@ def _device_number(line: int, call: ast.Call | None) -> Iterator[UseInFile]:
         except RuntimeError:
             what = f'this build of torch has no device {first.value}; use torch.device("cuda:{first.value}")'
             yield line, "refused", f"torch.device({first.value})", what
+
+
+def _is_device_of_a_tensor(node: ast.expr) -> bool:
+    """Return True for `x.device`; `self.device` and that of options are names, as a rule."""
+    if not (isinstance(node, ast.Attribute) and node.attr == "device"):
+        return False
+    words = ast.unparse(node.value).lower().split(".")
+    return words != ["self"] and not any(word in OPTIONS or word.startswith(("config", "opt")) for word in words)
+
+
+def _is_computed(node: ast.expr | None) -> bool:
+    """Return True for `(x * 2)` and `Variable(x * 2)`."""
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(("Variable", "Parameter")):
+        node = node.args[0]
+    return isinstance(node, ast.BinOp | ast.UnaryOp)
 
 
 def _given(call: ast.Call, name: str) -> bool:

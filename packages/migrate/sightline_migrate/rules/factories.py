@@ -11,10 +11,11 @@ from torch.compiler import is_dynamo_compiling
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
+from sightline_migrate import zones
 from sightline_migrate.reporting import record
 from sightline_migrate.rules.conversion import Conversions, convert_of, converts_here
 from sightline_migrate.rules.makers import maps
-from sightline_migrate.rules.table import Rule, dressed
+from sightline_migrate.rules.table import Rule, dressed, in_doubt
 from sightline_migrate.targets import HOST_MEMORY
 from sightline_migrate.virtual import places
 
@@ -51,7 +52,7 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     table, slow = session.devices.table, session.devices.get
     convert, conversions = convert_of(session), Conversions(rule)
     unpins = session.target.name in HOST_MEMORY
-    place = _places(rule.name, session) if session.target.is_cpu else None
+    place = _places(rule, session) if session.target.is_cpu else None
 
     def factory(*args: Any, **kwargs: Any) -> Any:
         device = None
@@ -87,9 +88,9 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     return factory
 
 
-def _places(name: str, session: Session) -> Callable[..., Any]:
+def _places(rule: Rule, session: Session) -> Callable[..., Any]:
     """Return the function that marks a new tensor's place; one that shares memory of the other side becomes a copy."""
-    table = session.devices.table
+    table, name = session.devices.table, rule.name
     shares, is_of_any = name in SHARING, name in OF_ANY_TENSORS
     is_of_tensors = shares or name.endswith("_like") or name.startswith("torch.Tensor.") or name == "torch.tensor"
 
@@ -97,11 +98,14 @@ def _places(name: str, session: Session) -> Callable[..., Any]:
         given = args[0] if is_of_tensors and args and isinstance(args[0], torch.Tensor) else None
         if device is None:
             if given is not None:
-                return places.put(made, places.place_of(given))
+                return places.put(made, places.find_place(given))
             return made if is_of_any or "out" in kwargs else places.put(made, _default_place(session))
         there, is_named = places.asked(device, device in table)
-        if shares:
-            return places.move(made if given is None else given, made, there, is_named)
+        if shares and (given is not None or places.place_of(made) is not None):  # else it is new
+            apart, doubt = places.move(made if given is None else given, made, there, is_named)
+            if doubt and zones.zone(2) == zones.SCRIPT:
+                record.hit(in_doubt(rule, doubt), args, kwargs)
+            return apart
         return places.put(made, there if is_named or places.is_of_a_tensor(device) else None)
 
     return place

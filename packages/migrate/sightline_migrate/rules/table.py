@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -152,3 +152,16 @@ def dressed(make: Maker) -> Maker:
         return made if made is original else patching.dress(made, original, rule.name)
 
     return make_dressed
+
+
+def in_doubt(rule: Rule, doubt: str) -> Rule:
+    """Return the rule for the log: of a move that a GPU may answer otherwise, one that says so."""
+    if not doubt:
+        return rule
+    key = rule, doubt
+    if key not in _in_doubt:
+        _in_doubt[key] = replace(rule, kind="adapted", what=doubt)
+    return _in_doubt[key]
+
+
+_in_doubt: dict[tuple[Rule, str], Rule] = {}

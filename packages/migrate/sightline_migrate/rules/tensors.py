@@ -14,7 +14,7 @@ from sightline_migrate import patching, zones
 from sightline_migrate.reporting import record
 from sightline_migrate.rules.conversion import Conversions, convert_of, converts_here, dtype_of
 from sightline_migrate.rules.makers import maps
-from sightline_migrate.rules.table import Maker, Rule, dressed
+from sightline_migrate.rules.table import Maker, Rule, dressed, in_doubt
 from sightline_migrate.targets import HOST_MEMORY
 from sightline_migrate.virtual import places
 
@@ -96,7 +96,8 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         device: Any = args[0] if args else kwargs.get("device")
-        place, is_named, is_converted = None, False, False
+        given, named, place = args, kwargs, None
+        is_named = is_read = is_converted = is_mapped = False
         if convert is not None and converts_here():
             dtype = dtype_of(args, kwargs)
             wanted = convert(dtype)
@@ -104,32 +105,37 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
             if is_converted:
                 if not is_dynamo_compiling():
                     conversions.hit(dtype, wanted, args, kwargs)
-                args = tuple(wanted if value is dtype else value for value in args)
+                given = tuple(wanted if value is dtype else value for value in args)
                 if "dtype" in kwargs:
-                    kwargs["dtype"] = wanted
+                    named = kwargs | {"dtype": wanted}
         if type(device) in PLACES:
             if is_dynamo_compiling():
                 there = slow(device)
             else:
                 there = table.get(device, device)
-                if there is not device and not is_converted:
-                    record.hit(rule, args, kwargs)
+                is_mapped = there is not device and not is_converted
                 if is_cpu:
                     place, is_named = places.asked(device, there is not device)
+                    is_read = places.is_of_a_tensor(device)
             if there is not device:
                 if args:
-                    args = (there, *args[1:])
+                    given = (there, *given[1:])
                 else:
-                    kwargs["device"] = there
+                    named = named | {"device": there}
         elif is_cpu and (isinstance(device, torch.Tensor) or "tensor" in kwargs) and not is_dynamo_compiling():
-            place = places.place_of(kwargs.get("tensor", device))
-        moved = original(self, *args, **kwargs)
-        if place is None:
-            return moved
-        apart = places.move(self, moved, place, is_named)
-        if is_named and place == places.HOST and apart is not moved:
-            record.hit(rule, args, kwargs, COPIED)
-        return apart
+            place, is_read = places.find_place(kwargs.get("tensor", device)), True
+        moved = original(self, *given, **named)
+        if place is not None:
+            apart, doubt = places.move(self, moved, place, is_named)
+            is_copied = is_named and place == places.HOST and apart is not moved
+            if is_mapped or is_copied or (doubt and zones.zone() == zones.SCRIPT):
+                record.hit(in_doubt(rule, doubt), args, kwargs, "" if doubt or not is_copied else COPIED)
+            return apart
+        if is_mapped:
+            record.hit(rule, args, kwargs)
+        elif is_read and places.shares(self, moved) and zones.zone() == zones.SCRIPT:
+            record.hit(in_doubt(rule, places.SHARED_IN_DOUBT), args, kwargs)
+        return moved
 
     return to
 
@@ -139,9 +145,12 @@ def _make_type_as(rule: Rule, original: Any, session: Session) -> Any:
         moved = original(self, other)
         if is_dynamo_compiling():
             return moved
-        apart = places.move(self, moved, places.place_of(other), is_named=False)
-        if apart is not moved:
-            record.hit(rule, (other,))
+        place = places.find_place(other)
+        apart, doubt = places.move(self, moved, place, is_named=False)
+        if place is None and places.shares(self, moved):
+            doubt = places.SHARED_IN_DOUBT
+        if apart is not moved or (doubt and zones.zone() == zones.SCRIPT):
+            record.hit(in_doubt(rule, doubt), (other,))
         return apart
 
     return type_as
@@ -153,9 +162,9 @@ def _make_cpu(rule: Rule, original: Any, session: Session) -> Any:
         zone = zones.MACHINERY if is_dynamo_compiling() else zones.zone()
         if zone == zones.MACHINERY:
             return moved
-        apart = places.move(self, moved, places.HOST, is_named=zone == zones.SCRIPT)
-        if apart is not moved:
-            record.hit(rule, (), kwargs)
+        apart, doubt = places.move(self, moved, places.HOST, is_named=zone == zones.SCRIPT)
+        if apart is not moved or (doubt and zone == zones.SCRIPT):
+            record.hit(in_doubt(rule, doubt), (), kwargs)
         return apart
 
     return cpu
@@ -170,10 +179,12 @@ def _make_cuda(rule: Rule, original: Any, session: Session) -> Any:
         there = name if device is None else slow(device)
         if is_dynamo_compiling():
             return MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
-        record.hit(rule, () if device is None else (device,))
         there = places.ANYWHERE if is_cpu else there
-        moved = MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
-        return places.move(self, moved, places.DEVICE) if is_cpu else moved
+        moved, doubt = MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format), ""
+        if is_cpu:
+            moved, doubt = places.move(self, moved, places.DEVICE)
+        record.hit(in_doubt(rule, doubt), () if device is None else (device,))
+        return moved
 
     return cuda
 
@@ -238,12 +249,14 @@ def _make_type(rule: Rule, original: Any, session: Session) -> Any:
         used = convert(wanted) if convert is not None and converts_here() else wanted
         if used is not wanted and not is_dynamo_compiling():
             conversions.hit(wanted, used, (dtype,))
-        elif is_cuda and not is_dynamo_compiling():
-            record.hit(rule, (dtype,))
         if is_cuda:
             is_placed = is_cpu and not is_dynamo_compiling()
-            moved = MOVE(self, places.ANYWHERE if is_placed else name, used, non_blocking=non_blocking)
-            return places.move(self, moved, places.DEVICE) if is_placed else moved
+            moved, doubt = MOVE(self, places.ANYWHERE if is_placed else name, used, non_blocking=non_blocking), ""
+            if is_placed:
+                moved, doubt = places.move(self, moved, places.DEVICE)
+            if used is wanted and not is_dynamo_compiling():
+                record.hit(in_doubt(rule, doubt), (dtype,))
+            return moved
         return original(self, dtype if used is wanted else used, non_blocking, **kwargs)
 
     return type_
@@ -428,7 +441,7 @@ def _make_module_apply(rule: Rule, original: Any, session: Session) -> Any:
 def _place_module(module: Any, place: str | None, is_named: bool = True) -> Any:
     """Move a module; a buffer that it computed, of which nothing is known, is where its other tensors are."""
     is_named = is_named or (place is not None and _is_away_from(module, place))
-    return module._apply(lambda tensor: places.move(tensor, MOVE(tensor, places.ANYWHERE), place, is_named))
+    return module._apply(lambda tensor: places.move(tensor, MOVE(tensor, places.ANYWHERE), place, is_named)[0])
 
 
 def _is_away_from(module: Any, place: str) -> bool:

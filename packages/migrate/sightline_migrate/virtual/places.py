@@ -1,8 +1,8 @@
 """Host or device: on target cpu both are the same memory, but scripts rely on the copies that a GPU makes.
 
-A storage remembers its place, and move() copies if it is on the other side, for tensors and modules alike. Results of
-operations are not marked: `.to("cuda")` and `.to("cpu")` copy them. The object that `x.device` returns tells the place
-of `x`: `y.to(x.device)` copies a `y` that is known to be elsewhere.
+A storage remembers its place, and move() copies if it is on the other side. Results of operations are not marked. The
+graph of one that requires grad leads to marked tensors; any other is copied by `.to("cuda")` and `.to("cpu")`, and the
+log says so. What `x.device` returns tells the place of `x`: `y.to(x.device)` copies a `y` known to be elsewhere.
 """
 
 from __future__ import annotations
@@ -23,12 +23,21 @@ _STORAGE: Any = torch._C.TensorBase.untyped_storage
 _LAZY: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
 _objects: dict[tuple[int | None, str | None], torch.device] = {}
 _places: dict[int, str | None] = {}
-"""id of each object in _objects, which live for ever -> the place that it tells"""
+"""id of each object in _objects, and of ANYWHERE, which live for ever -> the place that it tells"""
+ANYWHERE = torch.device("cpu")
+"""the memory of both, for a call of torch that decides nothing: a function mode hands it on to a replaced function"""
+_places[id(ANYWHERE)] = None
+COPIED_IN_DOUBT = "copied: it is not known where a result was computed; a GPU copies it only from elsewhere"
+SHARED_IN_DOUBT = "not copied: it is not known where a result was computed; a GPU copies it from elsewhere"
+_GRAPH_SEARCHED = 32
+_MOVES = ("CloneBackward0", "ToCopyBackward0")
+_WRITES = ("CopyBackwards", "CopySlices")
+"""these write into memory whose place the written values do not tell"""
 
 
 def device_of(tensor: torch.Tensor, index: int | None = None) -> torch.device:
     """Return what `tensor.device` returns: cpu, or cuda:index with --claim; one object for each place."""
-    key = index, place_of(tensor)
+    key = index, find_place(tensor)
     return _objects.get(key) or _add(*key)
 
 
@@ -37,10 +46,6 @@ def _add(index: int | None, place: str | None) -> torch.device:
     found = _objects.setdefault((index, place), made)
     _places[id(found)] = place
     return found
-
-
-ANYWHERE = _add(None, None)
-"""the memory of both, for a call of torch that decides nothing: a function mode hands it on to a replaced function"""
 
 
 def is_of_a_tensor(device: Any) -> bool:
@@ -78,25 +83,62 @@ def put(tensor: torch.Tensor, place: str | None) -> torch.Tensor:
     return tensor
 
 
-def move(tensor: torch.Tensor, moved: torch.Tensor, place: str | None, is_named: bool = True) -> torch.Tensor:
-    """Return the result of a move to `place`: `moved`, or a copy if it shares memory with a tensor of the other side.
+def move(
+    tensor: torch.Tensor, moved: torch.Tensor, place: str | None, is_named: bool = True
+) -> tuple[torch.Tensor, str]:
+    """Return (the result of a move to `place`, "" or what is in doubt about it).
 
-    `is_named`: the script names the place, so that a tensor of which nothing is known is copied and marked.
+    The result is `moved`, or a copy if it shares memory with a tensor of the other side. `is_named`: the script names
+    the place, so that a tensor of which nothing is known is copied and marked.
     """
     if place is None:
-        return moved
-    here = place_of(tensor)
+        return moved, ""
+    here, doubt = find_place(tensor), ""
     if here == place and moved is tensor:
-        return moved
+        return put(moved, place), ""
     if here is None:
         here = _guess(tensor, place)
+        if shares(tensor, moved):
+            doubt = COPIED_IN_DOUBT if here != place and (here or is_named) else SHARED_IN_DOUBT
         if here is None and not is_named:
-            return moved
-    return put(moved if here == place else _apart(tensor, moved), place)
+            return moved, doubt
+    apart = put(moved if here == place else _apart(tensor, moved), place)
+    if apart is not tensor and type(apart) is torch.Tensor and apart.grad_fn is not None:
+        _metadata_of(apart.grad_fn)[MARK] = place
+    return apart, doubt
+
+
+def find_place(tensor: torch.Tensor) -> str | None:
+    """Return the place of a tensor: its own, or that of what a result that requires grad was computed from."""
+    return place_of(tensor) or _place_in_graph(tensor)
+
+
+def _place_in_graph(tensor: torch.Tensor) -> str | None:
+    """Return the place of a result that requires grad: that of the nearest leaf or move that it was computed from."""
+    if type(tensor) is not torch.Tensor or not tensor.requires_grad or tensor.grad_fn is None:
+        return None
+    nodes: list[Any] = [tensor.grad_fn]
+    for node in nodes:  # grows: breadth first
+        name = type(node).__name__
+        place = None
+        if name == "AccumulateGrad":
+            place = place_of(node.variable)
+        elif name in _MOVES:
+            place = _metadata_of(node).get(MARK)
+        if place is not None:
+            return place
+        if name not in _WRITES and len(nodes) < _GRAPH_SEARCHED:
+            nodes += [each for each, _ in node.next_functions if each is not None]
+    return None
+
+
+def _metadata_of(node: Any) -> dict[str, Any]:
+    """Return the dict that a node of the graph carries; torch declares a method, but it is a property."""
+    return node.metadata
 
 
 def _guess(tensor: torch.Tensor, place: str) -> str | None:
-    """Return the probable place of a tensor that is not marked, from what scripts do that run on a GPU.
+    """Return the probable place of a tensor of which nothing is known, from what scripts do that run on a GPU.
 
     A result that requires grad comes from the model. A Parameter is made on the host, since the GPU's copy of one is
     none. Any other leaf stays a leaf: `Variable(x.data + eta, requires_grad=True).cuda()` is asked for its grad.
@@ -109,11 +151,14 @@ def _guess(tensor: torch.Tensor, place: str) -> str | None:
 
 
 def _apart(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
+    return moved.clone() if shares(tensor, moved) else moved
+
+
+def shares(tensor: torch.Tensor, moved: torch.Tensor) -> bool:
+    """Return True if both have one memory; not for a node of a traced graph or a parameter of a lazy module."""
     if not isinstance(moved, torch.Tensor) or isinstance(moved, _LAZY):
-        return moved  # a node of a traced graph, a parameter of a lazy module
-    if _storage_of(tensor) is not _storage_of(moved):
-        return moved
-    return moved.clone()
+        return False
+    return _storage_of(tensor) is _storage_of(moved)
 
 
 def _storage_of(tensor: torch.Tensor) -> Any:
