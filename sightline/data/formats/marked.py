@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -178,9 +178,3 @@ def clipped(boxes: np.ndarray, height: np.ndarray, width: np.ndarray) -> np.ndar
     sides = np.stack([width, height], 1)
     start = np.clip(boxes[:, :2], 0, sides)
     return np.concatenate([start, np.clip(boxes[:, :2] + boxes[:, 2:], 0, sides) - start], 1)
-
-
-def counted(notes: Sequence[Counter[str]]) -> list[str]:
-    """Say what was counted, e.g. `3 points left out`."""
-    total: Counter[str] = sum(notes, Counter())
-    return [f"{count} {what}" for what, count in sorted(total.items())]
