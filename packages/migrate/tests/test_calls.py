@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from sightline_migrate import migrate
 from sightline_migrate.options import MigrateError
@@ -533,3 +534,66 @@ def test_what_scripts_ask_of_small_cuda_objects(on_cpu: Start):
     assert len(cuda.CUDAGraph().pool()) == len(cuda.graph_pool_handle()) == 2
     cuda.set_device(1)
     assert cuda.Stream().device == cuda.current_stream().device == torch.device("cuda", 1)
+
+
+LIKE = ("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "empty_like", "randint_like")
+
+
+def overridden() -> tuple[list[str], list[str], list[str], list[torch.Size]]:
+    """Return what a table keyed by functions of torch, and a mode that counts some, see of calls: as tensordict's."""
+    seen: list[str] = []
+    table = {getattr(torch, name): name for name in LIKE} | {torch.conv2d: "conv2d"}
+
+    class Registered(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in table:
+                seen.append(table[func])
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names = (torch.zeros, torch.randn, torch.as_tensor, torch.Tensor.new_ones, torch.nn.functional.conv2d)
+            counted.extend(each.__name__ for each in names if func is each)
+            return func(*args, **(kwargs or {}))
+
+    def both(x: torch.Tensor) -> list[torch.Size]:
+        more = {"full_like": (2,), "randint_like": (3,)}
+        made = [getattr(torch, name)(x, *more.get(name, ()), device="cpu") for name in LIKE]
+        made += [torch.zeros(2), torch.randn(2, dtype=torch.float64), torch.as_tensor(x), x.new_ones(3)]
+        made += [torch.conv2d(x, weight), torch.nn.functional.conv2d(x, weight=weight, stride=2), net(x)]
+        return [each.shape for each in made]
+
+    counted: list[str] = []
+    plain, weight, net = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 1, 1), torch.nn.Conv2d(1, 1, 1)
+    subclass = plain.as_subclass(Registered)
+    shapes = both(subclass)
+    alone, seen = seen, []
+    with Counting():
+        shapes += both(plain)
+    only_counted = list(counted)
+    with torch.device("cpu"), Counting():
+        shapes += both(subclass)
+    assert isinstance(torch.zeros_like(subclass), Registered)
+    return alone, only_counted, [*seen, *counted], shapes
+
+
+def test_tables_and_modes_of_a_script_recognise_replaced_functions(on_cpu: Start):
+    expected = overridden()
+    on_cpu()
+    assert overridden() == expected
+    assert expected[0] == [*LIKE, "conv2d", "conv2d", "conv2d"]
+
+
+def test_a_mode_sees_a_call_once_and_its_tensor_is_on_the_device(on_cpu: Start):
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    on_cpu()
+    seen: list[Any] = []
+    with Watching():
+        made = torch.ones(2, device="cuda"), torch.as_tensor([1.0, 2.0], device="cuda")
+    assert seen == [torch.ones, torch.as_tensor] and all(each.cuda() is each for each in made)
+    assert [record.counts[key] for key, each in record.records.items() if each.rule.name == "torch.ones"] == [1]

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import handle_torch_function
 
 from sightline_migrate import onednn
 from sightline_migrate.reporting import record
+from sightline_migrate.rules.makers import is_overridden
 from sightline_migrate.rules.table import Rule, dressed
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ DROPPED = f"pixels skipped by the stride are dropped first: oneDNN issue {onednn
 
 
 def rules() -> list[Rule]:
-    names = ("torch.conv2d", "torch.nn.functional.conv2d")
+    names = ("torch.nn.functional.conv2d", "torch.conv2d")  # one function with two names
     return [Rule(name, "adapted", dressed(_make_conv2d), DROPPED, targets=("cpu",)) for name in names]
 
 
@@ -35,7 +37,10 @@ def _make_conv2d(rule: Rule, original: Any, session: Session) -> Any:
                 if not is_dynamo_compiling():
                     record.hit(rule, (input, weight, bias, stride))
                 input, stride = onednn.subsampled(input, steps), 1
-        return original(input, weight, bias, stride, padding, dilation, groups)
+        given = input, weight, bias, stride, padding, dilation, groups
+        if not is_dynamo_compiling() and is_overridden(given[:3]):
+            return handle_torch_function(conv2d, given[:3], *given)
+        return original(*given)
 
     return conv2d
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C import _len_torch_function_stack
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack, handle_torch_function
 from torch.utils._device import DeviceContext
 
 from sightline_migrate import zones
 from sightline_migrate.reporting import record
 from sightline_migrate.rules.conversion import Conversions, convert_of, converts_here
-from sightline_migrate.rules.makers import maps
+from sightline_migrate.rules.makers import is_overridden, maps
 from sightline_migrate.rules.table import Rule, dressed, in_doubt
 from sightline_migrate.targets import HOST_MEMORY
 from sightline_migrate.virtual import places
@@ -53,6 +53,7 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     convert, conversions = convert_of(session), Conversions(rule)
     unpins = session.target.name in HOST_MEMORY
     place = _places(rule, session) if session.target.is_cpu else None
+    is_like, is_function = rule.name.endswith("_like"), not rule.name.startswith("torch.Tensor.")
 
     def factory(*args: Any, **kwargs: Any) -> Any:
         device = None
@@ -78,7 +79,10 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
                 if not is_dynamo_compiling():
                     record.hit(rule, args, {"pin_memory": True}, "not pinned: the target uses host memory")
         try:
-            made = original(*args, **kwargs)
+            if is_function and not is_dynamo_compiling() and is_overridden(args if is_like else ()):
+                made = handle_torch_function(factory, args, *args, **kwargs)
+            else:
+                made = original(*args, **kwargs)
             return made if place is None or is_dynamo_compiling() else place(args, kwargs, device, made)
         except RuntimeError as error:
             if not unpins or HOST_IS_FULL not in str(error):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import _get_current_function_mode, _is_torch_function_mode_enabled, has_torch_function
 
 from sightline_migrate import patching, zones
 from sightline_migrate.options import MigrateError
@@ -43,6 +44,21 @@ def answers(build: Build) -> Maker:
         return wrapper
 
     return dressed(make)
+
+
+def is_overridden(args: tuple[Any, ...] = ()) -> bool:
+    """Return True if a mode or a tensor subclass of the script replaces the call of a function with these tensors.
+
+    Then the wrapper asks it by handle_torch_function: C++ would hand on the original, which no table of the script
+    has. torch's own modes and subclasses know the originals.
+    """
+    if _is_torch_function_mode_enabled() and not _is_torchs(_get_current_function_mode()):
+        return True
+    return has_torch_function(args) and any(has_torch_function((each,)) and not _is_torchs(each) for each in args)
+
+
+def _is_torchs(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch"
 
 
 def ignores(result: Any = None) -> Maker:

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -116,7 +116,7 @@ def apply_one(rule: Rule, session: Session) -> None:
     if isinstance(owner, type):
         # The raw entry keeps static methods and properties intact.
         original = next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), original)
-    replacement = rule.make(rule, original, session)
+    replacement = _made_before(original, session) or rule.make(rule, original, session)
     if replacement is original:
         return
     session.undo.set(owner, name, replacement)
@@ -126,6 +126,13 @@ def apply_one(rule: Rule, session: Session) -> None:
         for module in session.cuda_modules:
             if module is not owner and vars(module).get(name) is original:
                 session.undo.set(module, name, replacement)
+
+
+def _made_before(original: Any, session: Session) -> Any:
+    """Return the replacement of a C function with two names, as torch.conv2d has: it stays one function."""
+    if not isinstance(original, BuiltinFunctionType):
+        return None
+    return next((made for known, made in session.replaced if known is original), None)
 
 
 def rebind(session: Session) -> None:

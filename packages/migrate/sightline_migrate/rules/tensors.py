@@ -116,7 +116,7 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
                 is_mapped = there is not device and not is_converted
                 if is_cpu:
                     place, is_named = places.asked(device, there is not device)
-                    is_read = places.is_of_a_tensor(device)
+                    is_read = device is not places.ANYWHERE and places.is_of_a_tensor(device)
             if there is not device:
                 if args:
                     given = (there, *given[1:])
