@@ -89,6 +89,17 @@ def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, s
         ("from .torch.cuda import synchronize\nsynchronize()", []),
         ("from . import cupy", []),
         ("ce.CUDAExtension('k', ['k.cu'])", [("refused", "torch.utils.cpp_extension.CUDAExtension")]),
+        ("import ctypes\nctypes.CDLL('libcudart.so')", [("adapted", "ctypes.CDLL")]),
+        ("from ctypes import cdll, CDLL\ncdll.LoadLibrary('/a/libcudart.so.12')", [("adapted", "ctypes.CDLL")]),
+        ("import ctypes\nctypes.CDLL('libm.so.6')\nx.cudaMalloc(1)", []),
+        (
+            "from ctypes import CDLL\nlib = CDLL('libcudart.so')\nlib.cudaMalloc(p, 4), lib.cudaDeviceSetLimit(5, 128)",
+            [
+                ("adapted", "ctypes.CDLL"),
+                ("refused", "libcudart.cudaMalloc"),
+                ("adapted", "libcudart.cudaDeviceSetLimit"),
+            ],
+        ),
         ("import cupy as cp", [("refused", "cupy")]),
         ("from numba import cuda as nc", [("refused", "numba.cuda")]),
         ("@triton.jit\ndef kernel(x): pass", [("refused", "triton.jit")]),

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,14 +27,14 @@ from sightline_migrate import targets, terminal
 from sightline_migrate.options import MigrateError, command
 from sightline_migrate.reporting import report, syncs
 from sightline_migrate.rules.table import Rule, families
-from sightline_migrate.stand_ins import finder
+from sightline_migrate.stand_ins import finder, libcudart
 
 FORMAT = 1
 SYNC = "sync"
 EXIT_REFUSED = 3
 SKIPPED_FOLDERS = ("site-packages", "dist-packages", "node_modules", "__pycache__", "build", "dist")
 STAND_INS = ("apex", "pynvml")
-ROOTS = ("torch", "triton", *STAND_INS)
+ROOTS = ("torch", "triton", "ctypes", *STAND_INS)
 CALLS_OF_CLASSES = ("__init__", "__new__", "__call__")
 # Rules that matter only if one of these keyword arguments is given.
 NEEDS_OF_FAMILY = {"factories": ("device",), "convolution": ("stride",)}
@@ -51,6 +52,8 @@ CONVERTING = (
 SHOWN_AS = ("torch.Tensor.is_cuda", "torch.Tensor.is_cpu", "torch.Tensor.get_device")
 OPTIONS = ("args", "cfg", "flags", "hparams", "settings")  # their `.device` is a name
 UNREADABLE = ("device", "dtype", "type", "new", "share_memory_")  # too common as names of other things
+LOADS_LIBRARY = ("ctypes.PyDLL", "ctypes.cdll.LoadLibrary", "ctypes.pydll.LoadLibrary")
+CUDART_FUNCTION = re.compile("cuda[A-Z][A-Za-z0-9]+")
 KERNEL_OF_TRITON = ("triton.jit", "triton.autotune", "triton.heuristics")
 CUDA_LIBRARIES = (
     "cudf", "cuml", "cupy", "flash_attn", "numba.cuda", "nvidia.dali", "pycuda", "tensorrt", "torch_tensorrt",
@@ -247,6 +250,7 @@ class Reader:
         self.rules = rules
         self.aliases = dict(_aliases(tree))
         self.guarded = set(_guarded(tree))
+        self.opens_cudart = any(isinstance(node, ast.Call) and _opens_cudart(node) for node in ast.walk(tree))
         # An alias (`sync = torch.cuda.synchronize`) counts like an import.
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -302,6 +306,8 @@ class Reader:
         if dotted.split(".")[0] in STAND_INS:
             yield from self._stand_in(line, dotted)
             return
+        if dotted in LOADS_LIBRARY:
+            dotted = "ctypes.CDLL"
         if dotted.startswith("torch.optim.") and call is not None and _given(call, "capturable"):
             dotted = CAPTURABLE
         found = self.rules.find(dotted)
@@ -317,6 +323,11 @@ class Reader:
         """Yield uses such as `.cuda()` of an unknown object; few things besides tensors and modules have it."""
         if call is not None and attribute in STATIC_SYNCS:
             yield line, SYNC, STATIC_SYNCS[attribute], "waits for the device"
+        if call is not None and self.opens_cudart and CUDART_FUNCTION.fullmatch(attribute):
+            runtime = libcudart.FUNCTIONS.get(attribute)
+            kind, what = ("refused", libcudart.REFUSED) if runtime is None else (runtime.kind, runtime.what)
+            yield line, kind, f"libcudart.{attribute}", what
+            return
         rule = self.rules.methods.get(attribute)
         is_asked = attribute in ("is_cuda", "is_cpu")
         if rule is None or (call is None) != is_asked:
@@ -350,6 +361,8 @@ class Reader:
 
     def _matters(self, rule: Rule, call: ast.Call | None) -> bool:
         needs = self.rules.needs.get(rule, ())
+        if rule.name == "ctypes.CDLL.__init__":
+            return call is not None and _opens_cudart(call)
         if rule.name.startswith("torch.utils.cpp_extension.load"):
             return call is not None and _has_cuda_sources(call)
         if not needs:
@@ -474,6 +487,12 @@ def _is_computed(node: ast.expr | None) -> bool:
 def _given(call: ast.Call, name: str) -> bool:
     """Return True if a keyword argument is given and does not switch off."""
     return any(k.arg == name and _text(k.value) not in ("cpu", "False", "None") for k in call.keywords)
+
+
+def _opens_cudart(call: ast.Call) -> bool:
+    """Return True for `ctypes.CDLL("libcudart.so")` under any name."""
+    names = [_text(each) for each in (*call.args[:1], *(k.value for k in call.keywords if k.arg == "name"))]
+    return ast.unparse(call.func).endswith(("CDLL", "LoadLibrary")) and any(map(libcudart.is_cudart, names))
 
 
 def _has_cuda_sources(call: ast.Call) -> bool:

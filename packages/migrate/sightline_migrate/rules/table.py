@@ -37,6 +37,7 @@ FAMILIES = (
     "rules.parallel",
     "rules.data",
     "stand_ins.finder",
+    "stand_ins.libcudart",
 )
 
 
