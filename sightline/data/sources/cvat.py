@@ -81,15 +81,13 @@ class Cvat(Tool):
         yield from _Reading(str(file)).images(chunks_of(file))
 
     def value(self, data: bytes) -> Any:
-        if not data:  # <image/>
-            return Element("image", {"name": "none"})
         try:
-            found = list(_Reading("").images([b"<annotations>", data, b"</annotations>"]))
+            found = next(_Reading("").images([b"<annotations>", data]), None)
         except BadData as error:
             raise ValueError(str(error)) from None
-        if len(found) != 1:
-            raise ValueError("not one image")
-        return found[0][2]
+        if found is None:
+            raise ValueError("not an image")
+        return found[2]
 
     def read(self, value: Any, file: str) -> Marked | None:
         name = value.values.get("name", "").strip()
@@ -211,22 +209,20 @@ class _Reading:
 
     def _end(self, tag: str, at: int) -> None:
         if len(self._path) == 2 and self._image is not None:
-            # An end tag is at its own first byte, that of <image/> at the first byte of the image.
-            end = at + len(_END) if at > self._start else at
-            self._found.append((self._start, end, self._image))
+            # An end tag is at its own first byte. That of <image/> is behind it: some of what follows is read again.
+            self._found.append((self._start, at + len(_END), self._image))
             self._image = None
         self._path.pop()
 
 
 def _is_zip_of_cvat(file: Path) -> bool:
     try:
-        return any(each.name == _FILE for each in zip_members(file))
-    except OSError:
-        return False
-    except BadData:  # damaged or hostile, which is said when it is opened
-        with suppress(OSError), open(file, "rb", opener=regular) as opened:
+        with suppress(BadData):  # damaged or hostile, which is said when it is opened
+            return any(each.name == _FILE for each in zip_members(file))
+        with open(file, "rb", opener=regular) as opened:
             opened.seek(max(0, os.fstat(opened.fileno()).st_size - _DIRECTORY))
             return _FILE.encode() in opened.read(_DIRECTORY)
+    except OSError:
         return False
 
 

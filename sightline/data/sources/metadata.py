@@ -84,12 +84,12 @@ class Metadata(Tool):
 
 def boxes_of(objects: Any, where: str) -> Iterator[m.Shape | None]:
     """Yield the boxes of `objects`, a dictionary of lists or a list of dictionaries: x, y, width, height in pixels."""
-    if isinstance(objects, str) and objects.strip():  # a cell of a table
+    if isinstance(objects, str):  # a cell of a table
         try:
-            objects = loads(objects.encode("utf-8", "surrogatepass"))
+            objects = loads(objects.encode("utf-8", "surrogatepass")) if objects.strip() else None
         except ValueError as error:
             raise WrongEntry(f"objects of {where} is not JSON: {error}") from None
-    if objects in (None, "", [], {}):
+    if objects in (None, [], {}):
         return
     if isinstance(objects, list):
         if not all(isinstance(each, dict) for each in objects):

@@ -348,7 +348,7 @@ def _read_place(tool: Tool, place: Place) -> Read:
     folder = labels.parent if is_file else labels
     changed = [*images.changed_ns(), *(changed for _, changed in infos)]
     named = [(file.name, *info) for file, info in zip(files, infos, strict=True)]
-    key = index_files.digest(tool.kind, 2, tool.key, os.path.relpath(place.images, folder), named, images.key())
+    key = index_files.digest(tool.kind, 3, tool.key, os.path.relpath(place.images, folder), named, images.key())
     name = f"{tool.kind}-{labels.stem if is_file else 'all'}"
     return index_files.kept_or_read(
         folder,
