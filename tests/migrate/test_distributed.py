@@ -144,6 +144,25 @@ def test_barrier_without_the_index(alone: Callable[..., None]):
     assert done_for("torch.distributed.barrier") == ["waits without device_ids"]
 
 
+def test_what_nccl_refuses_is_refused(alone: Callable[..., None]):
+    alone("nccl")
+    columns = torch.zeros(2, 3).t()
+    with pytest.raises(ValueError, match=r"contiguous tensors, but got strides \(1, 3\); use .contiguous\(\)"):
+        dist.all_gather([torch.zeros(6)], columns)
+    with pytest.raises(TypeError, match="PREMUL_SUM takes floating point tensors, as with nccl, but got torch.int64"):
+        dist.all_reduce(torch.ones(2, dtype=torch.int64), op=dist._make_nccl_premul_sum(0.5))
+
+
+def test_failed_coalescing_leaves_nothing_behind(alone: Callable[..., None]):
+    alone("nccl")
+    with pytest.raises(KeyError), dist._coalescing_manager(device=torch.device("cuda:0")):
+        raise KeyError
+    x = torch.full((2,), 3.0)
+    work = dist.all_reduce(x, async_op=True)
+    assert isinstance(work, dist.Work) and work.wait() and x.tolist() == [3, 3]
+    assert not dist.distributed_c10d._world.pg_coalesce_state
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -348,7 +367,7 @@ def ran(once: Callable[..., Path], fork: Callable[..., Any]) -> Callable[[str], 
     def run(folder: Path) -> None:
         (folder / "statistics.py").write_text(STATISTICS)
         (folder / "answers.py").write_text(ANSWERS)
-        runs = ("statistics.py",), ("answers.py",)
+        runs = ("statistics.py",), (str(FIXTURES / "collectives.py"),), ("answers.py",)
         if folder.name == "torchrun":
             return _run_on_two(fork, folder, *runs)
         words = ("--target", "cpu", "--device-count", "2", "--log", "log", FIXTURES / "ranks.py", "2")
@@ -406,6 +425,14 @@ def test_two_ranks_compute_what_one_process_does(ran: Callable[[str], Path], way
 
 
 @WAYS
+def test_collectives_of_nccl(ran: Callable[[str], Path], way: str):
+    """Flat, uneven, coalesced, scaled: what gloo refuses, or does otherwise."""
+    for rank in (0, 1):
+        said = json.loads((ran(way) / f"collectives{rank}.json").read_text())
+        assert said["errors"] == {} and said["cases"] > 50
+
+
+@WAYS
 def test_the_log_of_each_rank_names_what_was_replaced(ran: Callable[[str], Path], way: str):
     documents = [json.loads(path.read_text()) for path in (ran(way) / "log").glob("migrate_*.json")]
     for rank in (0, 1):
@@ -413,6 +440,8 @@ def test_the_log_of_each_rank_names_what_was_replaced(ran: Callable[[str], Path]
         assert {site["api"] for site in sites} >= {
             "apex.parallel.DistributedDataParallel",
             "apex.parallel.convert_syncbn_model",
+            "torch.distributed.ProcessGroup.allgather",
+            "torch.distributed.distributed_c10d._coalescing_manager",
             "torch.distributed.barrier",
             "torch.distributed.broadcast_object_list",
             "torch.distributed.fsdp.FullyShardedDataParallel.__init__",

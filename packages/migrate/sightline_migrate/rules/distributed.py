@@ -41,7 +41,11 @@ _asked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 def rules() -> list[Rule]:
-    return [*_groups(), *_meshes(), *_parallel(), *_spawning(), *_batch_norm()] if dist.is_available() else []
+    if not dist.is_available():
+        return []
+    from sightline_migrate.rules import collectives
+
+    return [*_groups(), *collectives.rules(), *_meshes(), *_parallel(), *_spawning(), *_batch_norm()]
 
 
 def setup(session: Session) -> None:
