@@ -34,6 +34,7 @@ class Shape(NamedTuple):
     outline: Any
     box: tuple[float, float, float, float]
     area: float
+    is_crowd: bool = False
 
 
 @dataclass

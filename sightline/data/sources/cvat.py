@@ -37,6 +37,7 @@ _END = b"</image>"
 _SHAPES = ("box", "polygon", "polyline", "points", "ellipse", "mask", "cuboid", "skeleton")
 _DIRECTORY = 2**20  # bytes at the end of a damaged zip in which its names may be
 _MOST_ELEMENTS = 200_000  # of one image
+_MOST_MASKED = 2**30  # pixels of all masks of one image together, which take 3 s
 
 
 @dataclass
@@ -96,6 +97,9 @@ class Cvat(Tool):
         found = Marked(name, m.side(value.values.get("height")), m.side(value.values.get("width")))
         if (subset := value.values.get("subset", "").strip()).lower() != "default":
             found.subset = subset
+        masks = [each.values for each in value.inside if each.tag == "mask"]
+        if (masked := sum(m.side(of.get("width")) * m.side(of.get("height")) for of in masks)) > _MOST_MASKED:
+            raise WrongEntry(f"{name}: its masks have {masked} pixels together, {_MOST_MASKED} are allowed")
         order: list[tuple[int, Shape]] = []
         for number, each in enumerate(value.inside):
             where = f"{name}: <{each.tag}> number {number + 1}"

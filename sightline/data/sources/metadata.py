@@ -28,6 +28,7 @@ NAMES = ("metadata.jsonl", "metadata.csv")
 FILE = "file_name"
 _LABELS = ("label", "labels", "class", "category")
 CATEGORIES = ("category", "categories", "label", "labels", "category_id", "class", "name")
+_CROWDS = ("iscrowd", "is_crowd")
 _MASKS = ("mask_file_name", "mask", "segmentation_mask_file_name", "annotation_file_name", "label_file_name",
           "conditioning_image_file_name")  # fmt: skip
 _FILE_KEY = re.compile(rb'"file_name"\s*:')
@@ -102,11 +103,15 @@ def boxes_of(objects: Any, where: str) -> Iterator[m.Shape | None]:
     names = next((objects[key] for key in CATEGORIES if key in objects), None)
     if not isinstance(boxes, list) or not isinstance(names, list) or len(boxes) != len(names):
         raise WrongEntry(f"objects of {where} is {short(objects)}, expected as many bbox as category")
-    for box, name in zip(boxes, names, strict=True):
+    crowds = next((objects[key] for key in _CROWDS if key in objects), [0] * len(boxes))
+    if not isinstance(crowds, list) or len(crowds) != len(boxes) or not all(each in (0, 1, None) for each in crowds):
+        raise WrongEntry(f"iscrowd of {where} is {short(crowds)}, expected 0 or 1 for each bbox")
+    for box, name, is_crowd in zip(boxes, names, crowds, strict=True):
         left, top, wide, tall = m.numbers(box, f"bbox of {where}", 4)
         if wide < 0 or tall < 0:
             raise WrongEntry(f"bbox of {where} is {short(box)}, expected x, y, width, height in pixels")
-        yield m.rectangle(m.name(_text(name), f"category of {where}"), left, top, left + wide, top + tall)
+        shape = m.rectangle(m.name(_text(name), f"category of {where}"), left, top, left + wide, top + tall)
+        yield shape._replace(is_crowd=bool(is_crowd))
 
 
 def _text(value: object) -> object:

@@ -118,7 +118,7 @@ def _annotated(packed: Packed, options: SourceOptions) -> Annotations:
         lambda: kept_or_read(
             packed.root,
             f"{packed.kind}-boxes-{packed.split}",
-            index_files.digest(f"{packed.kind} boxes", 1, packed.key),
+            index_files.digest(f"{packed.kind} boxes", 2, packed.key),
             packed.changed_ns,
             partial(_read_boxes, packed),
             are_anywhere=True,
@@ -131,6 +131,7 @@ def _read_boxes(packed: Packed) -> Annotations:
     names = packed.names
     classes: dict[str, int] = {}
     sides, counts, labels, boxes, areas = array("q"), array("q"), array("q"), array("d"), array("d")
+    crowds = array("b")
     progress = index_files.ScanProgress(packed.where(), len(packed), "images")
     for row in range(len(packed)):
         progress(row)
@@ -147,6 +148,7 @@ def _read_boxes(packed: Packed) -> Annotations:
             labels.append(classes.setdefault(shape.label, len(classes)))
             boxes.extend(shape.box)
             areas.append(shape.area)
+            crowds.append(shape.is_crowd)
     of_image = np.repeat(np.arange(1, len(packed) + 1), np.asarray(counts, np.int64))
     every_side = np.asarray(sides, np.int64).reshape(-1, 2)
     ordered = sorted(classes)
@@ -157,7 +159,7 @@ def _read_boxes(packed: Packed) -> Annotations:
         of_image,
         clipped(np.asarray(boxes, np.float64).reshape(-1, 4), *every_side[of_image - 1].T),
         np.asarray(areas, np.float64),
-        np.zeros(len(labels), bool),
+        np.asarray(crowds, bool),
         new[np.asarray(labels, np.int64)],
     )
 

@@ -361,7 +361,7 @@ def _read_place(tool: Tool, place: Place) -> Read:
 
 
 def _said_of(found: Marked) -> bytes:
-    said = repr((found.labels, [(shape.label, shape.box, shape.area) for shape in found.shapes]))
+    said = repr((found.labels, [(shape.label, *shape[2:]) for shape in found.shapes]))
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
 
@@ -392,7 +392,7 @@ class _Reading:
     def read(self) -> Read:
         tags: dict[str, list[int]] = {}
         owners: list[str] = []
-        counts, labels, boxes, areas = array("q"), array("q"), array("d"), array("d")
+        counts, labels, boxes, areas, crowds = array("q"), array("q"), array("d"), array("d"), array("b")
         progress = index_files.ScanProgress(str(self.place.labels), len(self.files), "files")
         for number, file in enumerate(self.files):
             progress(number)
@@ -424,9 +424,10 @@ class _Reading:
                     labels.append(self.classes.setdefault(shape.label, len(self.classes)))
                     boxes.extend(shape.box)
                     areas.append(shape.area)
+                    crowds.append(shape.is_crowd)
         if not self.marked:
             raise BadData(f"{self.place.labels} has no annotated image; annotate some in {self.tool.title} first")
-        return self._joined(owners, counts, labels, boxes, areas, tags)
+        return self._joined(owners, counts, labels, boxes, areas, crowds, tags)
 
     def _refuse_other(self, image: str, found: Marked, file: Path) -> None:
         """Raise WrongEntry for an image that was annotated before, unless both say the same: some folders hold an
@@ -438,7 +439,7 @@ class _Reading:
 
     def _image(self, found: Marked, file: Path) -> str:
         """Return the image of an entry as its path below the place: as it is named, from the folder of its export or
-        from that of the images, else the one of this name in any folder, else the export that holds it; it may be
+        from that of the images, else the export that holds it, else the one of this name in any folder; it may be
         missing."""
         name = found.name
         plain = name.replace("\\", "/")
@@ -448,6 +449,9 @@ class _Reading:
         for at in places:
             if (path := posixpath.normpath(at)) in self.images.files:
                 return path
+        if found.holds_image and beside.partition("/")[0] != "..":
+            self.notes[f"images read from the {file.suffix} files that hold them"] += 1
+            return posixpath.normpath(posixpath.join(beside, file.name))
         last = posixpath.basename(plain)
         for base in dict.fromkeys((last, _UPLOADED.sub("", last))):
             same = self._by_name.get(base, [])
@@ -459,12 +463,8 @@ class _Reading:
                 raise WrongEntry(f"{name} could be {' or '.join(same[:3])}; rename one of them")
             if same:
                 return same[0]
-        stem = file.stem
-        if not self.tool.is_one_file and len(same := self._by_stem.get(stem, [])) == 1:
+        if not self.tool.is_one_file and len(same := self._by_stem.get(file.stem, [])) == 1:
             return same[0]
-        if found.holds_image and beside.partition("/")[0] != "..":
-            self.notes[f"images read from the {file.suffix} files that hold them"] += 1
-            return posixpath.normpath(posixpath.join(beside, file.name))
         try:
             return clean_name(last, "image") or "image"
         except BadArchive as error:
@@ -491,6 +491,7 @@ class _Reading:
         labels: Sequence[int],
         boxes: Sequence[float],
         areas: Sequence[float],
+        crowds: Sequence[int],
         tags: Mapping[str, list[int]],
     ) -> Read:
         names = sorted(self.marked)
@@ -521,7 +522,7 @@ class _Reading:
             image_of,
             boxes_within,
             np.asarray(areas, np.float64),
-            np.zeros(len(labels), bool),
+            np.asarray(crowds, bool),
             new[np.asarray(labels, np.int64)],
         )
         splits = self._splits(names)

@@ -261,12 +261,7 @@ class ObjectImages:
                         info.size = len(content)
                         tar.addfile(info, io.BytesIO(content))
             size = out.tell()
-        return [(path, size)], {"crowds": self._crowds(split, rows)}
-
-    def _crowds(self, split: Split, rows: range) -> int:
-        """Count the crowds, which these forms cannot mark and leave out."""
-        source = self.sources[split]
-        return sum(int(source.objects(row).crowd.sum()) for row in rows) if isinstance(source, BoxSource) else 0
+        return [(path, size)], {}
 
     def _said(self, split: Split, row: int) -> dict[str, Any]:
         """Return what the json of a sample says: its boxes, with the names of their classes."""
@@ -274,8 +269,8 @@ class ObjectImages:
         if not isinstance(source, BoxSource):
             return {}
         found = source.objects(row)
-        names = [self.classes[label - 1] for label in found.labels[~found.crowd].tolist()]
-        boxes = {"bbox": found.boxes[~found.crowd].tolist(), "category": names}
+        names = [self.classes[label - 1] for label in found.labels.tolist()]
+        boxes = {"bbox": found.boxes.tolist(), "category": names, "iscrowd": found.crowd.astype(int).tolist()}
         return {"width": found.width, "height": found.height, "objects": boxes}
 
     def _parquet(self, split: Split, number: int, rows: range) -> tuple[list[tuple[str, int]], dict[str, Any]]:
@@ -293,7 +288,7 @@ class ObjectImages:
                 writer.write_table(pa.table(columns, schema=schema), row_group_size=_ROWS)
             writer.close()
             size = out.tell()
-        return [(path, size)], {"crowds": self._crowds(split, rows)}
+        return [(path, size)], {}
 
     def _row(self, split: Split, row: int) -> dict[str, Any]:
         data = self._data(split, row)
@@ -301,8 +296,9 @@ class ObjectImages:
         source = self.sources[split]
         if isinstance(source, BoxSource):
             objects = source.objects(row)
-            kept = ~objects.crowd
-            found["objects"] = {"bbox": objects.boxes[kept].tolist(), "category": (objects.labels[kept] - 1).tolist()}
+            columns = (objects.boxes, objects.labels - 1, objects.crowd.astype(int))
+            names = ("bbox", "category", "iscrowd")
+            found["objects"] = {name: column.tolist() for name, column in zip(names, columns, strict=True)}
             found |= {"width": objects.width, "height": objects.height}
         elif isinstance(source, MaskSource):
             found["mask"] = {"bytes": _png(self._mask(split, row)), "path": None}
@@ -319,11 +315,13 @@ class ObjectImages:
         told: dict[str, Any] = {"image": {"_type": "Image"}}
         fields = [("image", image)]
         if isinstance(source, BoxSource):
-            boxes = pa.struct({"bbox": pa.list_(pa.list_(pa.float64())), "category": pa.list_(pa.int64())})
+            numbers = pa.list_(pa.int64())
+            boxes = pa.struct({"bbox": pa.list_(pa.list_(pa.float64())), "category": numbers, "iscrowd": numbers})
             number = {"dtype": "int64", "_type": "Value"}
             box = {"feature": {"feature": {"dtype": "float64", "_type": "Value"}, "_type": "List"}, "_type": "List"}
             fields += [("objects", boxes), ("width", pa.int64()), ("height", pa.int64())]
-            told |= {"objects": {"bbox": box, "category": {"feature": names, "_type": "List"}}}
+            told["objects"] = {"bbox": box, "category": {"feature": names, "_type": "List"}}
+            told["objects"]["iscrowd"] = {"feature": number, "_type": "List"}
             told |= {"width": number, "height": number}
         elif isinstance(source, MaskSource):
             fields.append(("mask", image))

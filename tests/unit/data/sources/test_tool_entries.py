@@ -338,6 +338,12 @@ def test_cvats_masks():
         (cvat_mask("1", left="x"), f"left of {about} is 'x'"),
     ):
         cvat_refused(mask, said)
+    allowed = cvat_mask("", wide=1024, tall=1024)
+    cvat_refused(allowed * 1024, "a.png: <mask> number 1 is 1024x1024 in an image of 24x20")
+    cvat_refused(
+        allowed * 1024 + cvat_mask("1", wide=2, tall=2),
+        "a.png: its masks have 1073741828 pixels together, 1073741824 are allowed",
+    )
     unknown = cvat.TOOL.value(f'<image name="a.png">{cvat_mask("0,1", 0, 0, 1, 1)}</image>'.encode())
     refused("cvat", unknown, "a mask in an image of 0x0")
 
@@ -613,6 +619,16 @@ def test_metadatas_boxes(objects):
     found = list(metadata.boxes_of(objects, "a.png"))
     assert found == [m.rectangle("a", 1, 2, 4, 6), m.rectangle("7", 5, 6, 5, 6)]
     assert read("metadata", {"file_name": "a.png", "objects": objects}).shapes == found
+
+
+def test_metadatas_crowds():
+    objects = {"bbox": BOXES, "category": ["a", "b"]}
+    for key, crowds in (("iscrowd", [1, 0]), ("is_crowd", [True, None]), ("iscrowd", [1.0, False])):
+        assert [each and each.is_crowd for each in metadata.boxes_of(objects | {key: crowds}, "a")] == [True, False]
+    assert [each and each.is_crowd for each in metadata.boxes_of(objects, "a")] == [False, False]
+    for crowds in ([1], [0, 2], [0, "1"], 1):
+        with pytest.raises(WrongEntry, match=r"iscrowd of a is .*, expected 0 or 1 for each bbox"):
+            list(metadata.boxes_of(objects | {"iscrowd": crowds}, "a"))
 
 
 def test_metadatas_wrong_boxes():

@@ -240,14 +240,31 @@ def test_images_are_found_by_their_names(tmp_path):
     labels = tmp_path / "data" / "annotations"
     labels.mkdir()
     for name, path in (("1", r"..\images\two\a.jpg"), ("2", "/home/me/b.jpg"), ("3", "C:/x/one/a.jpg")):
-        (labels / f"{name}.json").write_text(json.dumps(MADE["labelme_of"](entry) | {"imagePath": path}))
+        said = MADE["labelme_of"](entry) | {"imagePath": path, "imageData": None}
+        (labels / f"{name}.json").write_text(json.dumps(said))
     source = open_boxes("auto", str(tmp_path / "data"), "val", OPTIONS)
     assert list(map(source.name, range(3))) == [
         f"data/images/{each}" for each in ("one/a.jpg", "two/a.jpg", "two/b.jpg")
     ]
-    (labels / "3.json").write_text(json.dumps(MADE["labelme_of"](entry)))
+    (labels / "3.json").write_text(json.dumps(MADE["labelme_of"](entry)))  # which holds the image itself
+    source = open_boxes("auto", str(tmp_path / "data"), "val", OPTIONS)
+    assert source.name(0) == "data/annotations/3.json" and source.image(0) == b"not read" * 99
+    (labels / "3.json").write_text(json.dumps(MADE["labelme_of"](entry) | {"imageData": None}))
     with pytest.raises(BadData, match=r"3.json.*a.jpg could be images/one/a.jpg or images/two/a.jpg; rename one"):
         open_boxes("auto", str(tmp_path / "data"), "val", OPTIONS)
+
+
+def test_an_image_is_found_by_the_name_of_its_json_alone(tmp_path):
+    path = Path(labelme_with(tmp_path, {"label": "a", "shape_type": "rectangle", "points": [[1, 2], [5, 6]]}))
+    for name in ("a", "b"):
+        said = json.loads((path / f"{name}.json").read_text()) | {"imagePath": f"before-{name}.tif", "imageData": None}
+        (path / f"{name}.json").write_text(json.dumps(said))
+    source = open_boxes("auto", str(path), "val", OPTIONS)
+    assert [os.path.basename(source.name(row)) for row in range(2)] == ["a.png", "b.png"]
+    (path / "below").mkdir()
+    os.link(path / "a.png", path / "below" / "a.png")
+    with pytest.raises(BadData, match=r"lacks 1 of the 2 images.*before-a.tif"):
+        open_boxes("auto", str(path), "val", OPTIONS)
 
 
 def cvat_subsets(root: Path, subsets: dict[str, str], folders: bool = False) -> str:
