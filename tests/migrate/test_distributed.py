@@ -40,6 +40,7 @@ def done_for(name: str) -> list[str]:
         ("NCCL", "cpu", "gloo"),
         ("nccl", "hpu", "hccl"),
         ("nccl", "xpu", "xccl"),
+        ("nccl", "musa", "mccl"),
         ("gloo", "xpu", "gloo"),
         ("mpi", "cpu", "mpi"),
         ("cuda:nccl", "cpu", "cpu:gloo"),
@@ -50,19 +51,21 @@ def done_for(name: str) -> list[str]:
     ],
 )
 def test_backend_of_the_target(wanted: str, target: str, there: str):
-    collectives = {"cpu": "gloo", "hpu": "hccl", "xpu": "xccl"}
+    collectives = {"cpu": "gloo", "hpu": "hccl", "xpu": "xccl", "musa": "mccl"}
     assert distributed.backend_of(wanted, Target(target, None, collectives[target])) == there
 
 
 def test_collectives_of_a_target(monkeypatch: pytest.MonkeyPatch):
-    for name in ("hpu", "npu", "xpu", "mps", "warp"):
+    for name in ("hpu", "npu", "xpu", "musa", "mps", "warp"):
         module = types.ModuleType(f"torch.{name}")
         module.is_available = lambda: True  # type: ignore[attr-defined]
         monkeypatch.setattr(torch, name, module, raising=False)
-    found = {name: targets.choose(name) for name in ("cpu", "hpu", "npu", "xpu", "mps", "warp")}
+    found = {name: targets.choose(name) for name in ("cpu", "hpu", "npu", "xpu", "musa", "mps", "warp")}
     assert {name: target and target.collective for name, target in found.items()} == {
-        "cpu": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl", "mps": "gloo", "warp": "gloo"
+        "cpu": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl", "musa": "mccl", "mps": "gloo", "warp": "gloo"
     }  # fmt: skip
+    without = [name for name, target in found.items() if target and not target.has_collectives]
+    assert without == ["mps", "warp"]  # gloo takes no tensors of theirs
 
 
 @pytest.fixture

@@ -13,7 +13,9 @@ from sightline_migrate.options import MigrateError
 from sightline_migrate.virtual import places
 
 MOST_DEVICES = 64  # "cuda:0" to "cuda:63" are looked up in a table; more are parsed
-COLLECTIVES = {"hpu": "hccl", "npu": "hccl"}  # registered on import of the vendor's package; torch knows the others
+KNOWN = ("hpu", "xpu", "npu", "musa", "mps")
+COLLECTIVES = {"hpu": "hccl", "npu": "hccl", "musa": "mccl"}
+"""registered on import of the vendor's package; torch knows the others"""
 LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 """variables of torchrun, Open MPI, MPICH and Slurm"""
 NO_PROCESS_GROUP = "gloo"
@@ -35,6 +37,11 @@ class Target:
     @property
     def is_cpu(self) -> bool:
         return self.name == "cpu"
+
+    @property
+    def has_collectives(self) -> bool:
+        """Return True if a process group takes the target's tensors; gloo sends those of the host."""
+        return self.is_cpu or self.collective != NO_PROCESS_GROUP
 
     @property
     def tells_apart(self) -> bool:
@@ -74,7 +81,7 @@ def real_cuda() -> bool:
 def choose(wanted: str) -> Target | None:
     """Return the target of that name; for `auto` the device that torch reports, or None for a real CUDA device."""
     if wanted == "cuda":
-        raise MigrateError("target 'cuda' is the device to be replaced; use auto, cpu, hpu, xpu, mps or npu")
+        raise MigrateError(f"target 'cuda' is the device to be replaced; use auto, cpu, {', '.join(KNOWN)}")
     if wanted == "auto":
         if real_cuda():
             return None
@@ -90,7 +97,7 @@ def choose(wanted: str) -> Target | None:
 
 
 def _reported() -> str:
-    for name in ("hpu", "xpu", "npu", "mps"):
+    for name in KNOWN:
         module = getattr(torch, name, None)
         if isinstance(module, ModuleType) and _is_available(module):
             return name

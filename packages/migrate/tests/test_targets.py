@@ -47,7 +47,7 @@ def test_a_cpu_is_as_many_devices_as_asked_for_or_as_the_launcher_has_ranks_here
 
 
 def test_a_target_is_refused_where_torch_has_none(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(MigrateError, match="^target 'cuda' is the device to be replaced; use auto, cpu, hpu, xpu, mps"):
+    with pytest.raises(MigrateError, match="^target 'cuda' is the device to be replaced; use auto, cpu, hpu, xpu, npu"):
         targets.choose("cuda")
     for name in ("warp", "ones"):  # torch.ones is no module
         with pytest.raises(MigrateError, match=f"^target '{name}': there is no torch.{name}; install its backend, or"):
@@ -57,6 +57,10 @@ def test_a_target_is_refused_where_torch_has_none(monkeypatch: pytest.MonkeyPatc
     found = targets.choose("npu")
     assert found is not None and (found.name, found.module, found.collective) == ("npu", device, "hccl")
     assert found.tells_apart and not found.is_cpu and found.native("nothing") is None
+    monkeypatch.setattr(torch, "musa", types.ModuleType("torch.musa"), raising=False)
+    musa = targets.choose("musa")
+    assert musa is not None and (musa.name, musa.collective, musa.has_collectives) == ("musa", "mccl", True)
+    monkeypatch.delattr(torch, "musa")
     device.is_available = lambda: False  # type: ignore[attr-defined]
     with pytest.raises(MigrateError, match="^target 'npu': torch.npu reports no device; use --target cpu$"):
         targets.choose("npu")

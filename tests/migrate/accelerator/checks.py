@@ -5,6 +5,7 @@ It prints one JSON object: the topic, and the error it ended with or "". `where(
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import json
@@ -14,6 +15,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
@@ -409,6 +411,21 @@ def _script_moves(x: torch.Tensor, device: torch.device = torch.device("cuda"), 
     return [x.to(device), x.to("cuda:" + name), x.cuda(), torch.zeros(1, device="cuda:1")]
 
 
+def process_groups() -> None:
+    """Made, for host tensors; but the script is told that gloo does not take those of the device."""
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    assert "init_process_group cannot run on twin; gloo sends host tensors only" in told.getvalue()
+    dist.all_reduce(torch.ones(2))
+    try:
+        dist.all_reduce(torch.ones(2, device="cuda"))
+    except RuntimeError:
+        return
+    finally:
+        dist.destroy_process_group()
+    raise AssertionError("gloo took a tensor of the device")
+
+
 def scripted() -> None:
     """TorchScript: the index of a device that only the run tells is kept."""
     program = torch.jit.script(_script_moves)
@@ -455,7 +472,7 @@ TOPICS = (
     factories, factories_after_a_tensor, moves, current_device, modules, typed_constructors, identity, truth_for_torch,
     storages, mixing_is_refused, checkpoints_of_a_gpu, checkpoints_of_its_own, optimizer_state, autocast, grad_scaler,
     generators, random_states, default_device, streams, events, queries, pinning, profilers, compiled, copies,
-    data_parallel, parallelism_by_hand, scripted, recomputation, training,
+    data_parallel, parallelism_by_hand, process_groups, scripted, recomputation, training,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sightline_migrate.session import Session
 
 CLASS_QUESTIONS = ("priority_range",)
-NATIVE_GRAPHS = {"xpu": "XPUGraph", "npu": "NPUGraph", "hpu": "HPUGraph"}
+NATIVE_GRAPHS = {"xpu": "XPUGraph", "npu": "NPUGraph", "hpu": "HPUGraph", "musa": "MUSAGraph"}
 
 
 def rules() -> list[Rule]:

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sightline_migrate import norm, zones
 from sightline_migrate.options import PREFIX
 from sightline_migrate.reporting import record
-from sightline_migrate.rules.makers import maps
+from sightline_migrate.rules.makers import maps, refuse
 from sightline_migrate.rules.table import Rule, dressed
 from sightline_migrate.targets import HOST_MEMORY
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 WITHOUT_INDEX = ("cpu", "mps", "hpu")
 """targets with one device per process: an index has no meaning, and DistributedDataParallel rejects it"""
+
+NO_COLLECTIVES = (
+    "gloo sends host tensors only: collectives and DistributedDataParallel of others raise; use --target cpu"
+)
 
 _asked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """backend that the script asked for, per process group"""
@@ -102,6 +107,8 @@ def _with_backend(rule: Rule, original: Any, session: Session, keep: Callable[[s
             if given.pop("pg_options", None) is not None:
                 changes.append("without the options for another backend")
             _load_backend(there)
+            if not session.target.has_collectives:
+                refuse(replace(rule, kind="refused"), session, NO_COLLECTIVES, args, kwargs)
         device = given.get("device_id")
         if device is not None and (place := _place(device, session)) is not device:
             given["device_id"] = place
