@@ -181,7 +181,8 @@ def test_documents_are_read_in_the_order_of_ranks_and_starts(tmp_path: Path):
     ("text", "said"),
     [
         ("Found no NVIDIA driver", "?:0: RuntimeError: needs a real CUDA device, not xpu; this call has no rule"),
-        ("0 active drivers", "?:0: RuntimeError: Triton has no driver for xpu; TRITON_INTERPRET=1 emulates it, slowly"),
+        ("0 active drivers", f"?:0: RuntimeError: {advice.NO_DRIVER.format(target='xpu')}"),
+        ("libcudart.so.12: cannot open", f"?:0: RuntimeError: {advice.OF_CUDA.format(target='xpu')}"),
         ("something else", ""),
     ],
 )  # fmt: skip

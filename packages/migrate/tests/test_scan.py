@@ -173,6 +173,35 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert scan.main([str(tmp_path), "--target", "cpu", "--strict"]) == 0
 
 
+def test_extensions_that_a_submodule_builds_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    built = tmp_path / "submodules" / "rasterizer"
+    (tmp_path / "kernels").mkdir()
+    built.mkdir(parents=True)
+    (built / "setup.py").write_text(
+        "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension(name='fast_splat._C', "
+        "sources=['a.cu']), CUDAExtension('mine', ['b.cu'])])\n"
+    )
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from fast_splat import render\nimport mine\nimport other\ntry:\n    import fast_splat\n"
+        "except ImportError:\n    pass\nfrom kernels import mine as own\nfrom flash_attn.x import y\n"
+    )
+    assert scan.main([str(path), "--target", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [(each["line"], each["kind"], each["api"]) for each in found] == [
+        (1, "refused", "fast_splat"),
+        (2, "refused", "mine"),
+        (9, "refused", "flash_attn"),
+    ]
+    assert found[0]["what"].startswith("CUDA kernels, built by ") and found[0]["what"].endswith("rasterizer/setup.py")
+    (built / "fast_splat").mkdir()
+    own = built / "fast_splat" / "use.py"  # of the package itself
+    own.write_text("from fast_splat import render\nfrom fast_splat._C import rasterize\n")
+    rules = scan.RuleIndex("cpu")
+    rules.extensions = scan.extensions_near([path])
+    assert [each.line for each in scan.scan_file(own, rules)] == [2]
+
+
 def test_file_of_another_language_is_named(tmp_path: Path):
     path = tmp_path / "old.py"
     path.write_text("print 'two'\n")

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
+import re
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sightline_migrate import terminal, zones
 from sightline_migrate.options import MigrateError
 from sightline_migrate.reporting import record
+from sightline_migrate.stand_ins import missing
 
 if TYPE_CHECKING:
     from sightline_migrate.session import Session
 
 NO_RULE = "needs a real CUDA device, not {target}; this call has no rule"
 FLEX = "FlexAttention cannot train on {target}; use the script's switch for scaled_dot_product_attention"
+OF_CUDA = "this extension was built for CUDA and cannot be loaded without it; use a build for {target}, or none"
+NO_DRIVER = (
+    "Triton has no driver for {target}; TRITON_INTERPRET=1 emulates kernels, slowly, but not autotuning, benchmarks "
+    "and other questions to the driver"
+)
+NO_DRIVER_FOR_DEVICE = (
+    "Triton has no driver for {target}, nor with TRITON_INTERPRET=1; write torch.device('cuda') here, then "
+    "TRITON_INTERPRET=1 emulates the kernels, slowly"
+)
+ACTIVE_DEVICE = "get_active_torch_device"
+CLAIM = "tensors report cpu as their device; with --claim they report cuda:0"
+DEVICE_OF_TENSOR = re.compile(r"(\w*)\W*\.(?:device\b(?!\()|is_cuda\b|is_cpu\b|get_device\()")
+OPTIONS = ("args", "cfg", "config", "flags", "hparams", "opt", "options", "settings")
+"""their `.device` is what the user asked for"""
 # (text of torch's error, what to say)
 KNOWN = (
     (
@@ -27,7 +46,8 @@ KNOWN = (
     ("CUDA driver version is insufficient", NO_RULE),
     ("without ATen_cuda library", NO_RULE),
     ("arguments from the 'CUDA' backend", NO_RULE),
-    ("0 active drivers", "Triton has no driver for {target}; TRITON_INTERPRET=1 emulates it, slowly"),
+    ("0 active drivers", NO_DRIVER),
+    *((library, OF_CUDA) for library in ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so", "libcuda.so")),
     (
         "Weights only load failed",
         "torch.load reads only tensors since torch 2.6; --legacy-load reads whole pickles, for files you trust",
@@ -37,17 +57,61 @@ KNOWN = (
 )
 
 
-def advise(error: BaseException, target: str) -> str:
-    """Return `file:line: error; remedy`, or '' for other errors and for a refused call, which was printed already."""
+def advise(error: BaseException, target: str, may_claim: bool = False) -> str:
+    """Return `file:line: error; remedy`, or '' for other errors and for a refused call, which was printed already.
+
+    `may_claim`: --claim would change the device that tensors report.
+    """
     if isinstance(error, MigrateError):
         return str(error)
+    line = _line_of(error)
+    said = _remedy(error, linecache.getline(line.file, line.line), may_claim)
+    if not said or (said == NO_RULE and _is_refused(line)):
+        return ""
+    return f"{line}: {type(error).__name__}: {said.format(target=target)}"
+
+
+def _remedy(error: BaseException, source: str, may_claim: bool) -> str:
     text = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        # Without any package of NVIDIA, the import of nvidia.dali fails at nvidia.
+        names = [error.name or "", *(re.findall(r"nvidia\.\w+", source) if error.name == "nvidia" else ())]
+        package = next((found for found in map(missing.find, names) if found), "")
+        return f"{package} is not installed: {missing.PACKAGES[package]}" if package else ""
     for sign, said in KNOWN:
         if sign in text:
-            line = _line_of(error)
-            is_printed = said == NO_RULE and _is_refused(line)
-            return "" if is_printed else f"{line}: {type(error).__name__}: {said.format(target=target)}"
-    return ""
+            return NO_DRIVER_FOR_DEVICE if said == NO_DRIVER and ACTIVE_DEVICE in source else said
+    return CLAIM if may_claim and _compares_devices(error, text) else ""
+
+
+def _compares_devices(error: BaseException, text: str) -> bool:
+    """Return True if a script or a library raised it itself, because of a device: by its words, or by its `if`."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None or not zones.is_a_library(step.tb_frame.f_code.co_filename):
+        return False
+    if re.search(r"\bcpu\b", text) and re.search(r"\bcuda\b", text):
+        return True
+    lines = linecache.getlines(step.tb_frame.f_code.co_filename, step.tb_frame.f_globals)
+    asked = [name for test in _tests_of("".join(lines), step.tb_lineno) for name in DEVICE_OF_TENSOR.findall(test)]
+    return any(name.lower() not in OPTIONS for name in asked)
+
+
+def _tests_of(source: str, line: int) -> Iterator[str]:
+    """Yield the conditions under which a `raise` or `assert` at a line raises."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            yield ast.unparse(node.test)
+        if isinstance(node, ast.If) and any(
+            isinstance(each, ast.Raise) and each.lineno <= line <= (each.end_lineno or each.lineno)
+            for each in (*node.body, *node.orelse)
+        ):
+            yield ast.unparse(node.test)
 
 
 def _is_refused(line: zones.Site) -> bool:
@@ -74,7 +138,8 @@ def install(session: Session) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         before(kind, error, traceback)
-        line = advise(error, session.target.name)
+        may_claim = session.target.is_cpu and not session.options.claim
+        line = advise(error, session.target.name, may_claim)
         if line:
             terminal.say(f"sightline migrate: {line}", "stderr")
 

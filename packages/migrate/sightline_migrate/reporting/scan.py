@@ -26,8 +26,9 @@ import torch
 from sightline_migrate import targets, terminal
 from sightline_migrate.options import MigrateError, command
 from sightline_migrate.reporting import report, syncs
+from sightline_migrate.reporting.advice import ACTIVE_DEVICE, NO_DRIVER_FOR_DEVICE, OPTIONS
 from sightline_migrate.rules.table import Rule, families
-from sightline_migrate.stand_ins import finder, libcudart
+from sightline_migrate.stand_ins import finder, libcudart, missing
 
 FORMAT = 1
 SYNC = "sync"
@@ -50,15 +51,10 @@ CONVERTING = (
     "torch.nn.Module.bfloat16",
 )  # fmt: skip
 SHOWN_AS = ("torch.Tensor.is_cuda", "torch.Tensor.is_cpu", "torch.Tensor.get_device")
-OPTIONS = ("args", "cfg", "flags", "hparams", "settings")  # their `.device` is a name
 UNREADABLE = ("device", "dtype", "type", "new", "share_memory_")  # too common as names of other things
 LOADS_LIBRARY = ("ctypes.PyDLL", "ctypes.cdll.LoadLibrary", "ctypes.pydll.LoadLibrary")
 CUDART_FUNCTION = re.compile("cuda[A-Z][A-Za-z0-9]+")
 KERNEL_OF_TRITON = ("triton.jit", "triton.autotune", "triton.heuristics")
-CUDA_LIBRARIES = (
-    "cudf", "cuml", "cupy", "flash_attn", "numba.cuda", "nvidia.dali", "pycuda", "tensorrt", "torch_tensorrt",
-    "transformer_engine",
-)  # fmt: skip
 IMPORTED = ("torch.amp", "torch.cuda", "torch.distributed", "torch.nn", "torch.profiler", "torch.utils.data")
 LOUD = "torch.utils.cpp_extension"  # importing it warns about missing CUDA; its rules are found by name
 STATIC_SYNCS = {name: label for name, label in syncs.METHODS.items() if not name.startswith("__")}
@@ -94,6 +90,7 @@ def main(argv: Sequence[str]) -> int:
     name = target.name if target is not None else "cpu"
     rules = RuleIndex(name, CONVERTING if arguments.float32 else CONVERTING[:3] if arguments.fp16_to_bf16 else ())
     files = sources(arguments.paths)
+    rules.extensions = extensions_near(files)
     found = [use for file in files for use in scan_file(file, rules)]
     if not arguments.syncs:
         found = [use for use in found if use.kind != SYNC]
@@ -139,6 +136,24 @@ def _is_skipped(folders: tuple[str, ...]) -> bool:
     return any(folder.startswith(".") or folder in SKIPPED_FOLDERS for folder in folders)
 
 
+def extensions_near(files: Sequence[Path]) -> dict[str, Path]:
+    """Return the CUDA extensions that setup.py files build, up to two folders below the scripts: git's submodules."""
+    setups = [file for file in files if file.name == "setup.py"]
+    for folder in dict.fromkeys(file.parent for file in files):
+        setups += [found for pattern in ("setup.py", "*/setup.py", "*/*/setup.py") for found in folder.glob(pattern)]
+    found: dict[str, Path] = {}
+    for setup in dict.fromkeys(setups):
+        try:
+            tree = ast.parse(setup.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("CUDAExtension"):
+                names = [*node.args[:1], *(keyword.value for keyword in node.keywords if keyword.arg == "name")]
+                found |= {_text(name): setup for name in names if _text(name)}
+    return found
+
+
 def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
     """Return the uses of CUDA in one file, in line order."""
     text = path.read_bytes()
@@ -149,7 +164,7 @@ def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
     lines = text.decode("utf-8", "replace").splitlines()
     found = {
         (line, kind, api): CudaUse(str(path), line, kind, api, what, lines[line - 1].strip())
-        for line, kind, api, what in Reader(tree, rules).uses()
+        for line, kind, api, what in Reader(tree, rules, path).uses()
     }
     return sorted(found.values(), key=lambda use: (use.line, (*report.KINDS, SYNC).index(use.kind)))
 
@@ -164,6 +179,8 @@ class RuleIndex:
         self.methods: dict[str, Rule] = {}
         self.needs: dict[Rule, tuple[str, ...]] = {}
         self.silent = set(_without_rules())
+        self.extensions: dict[str, Path] = {}
+        """modules of CUDA kernels that a setup.py near the scripts builds -> that file"""
         for family in families():
             for rule in family.rules():
                 if rule.fits(target) and (rule.name not in CONVERTING or rule.name in converting):
@@ -245,8 +262,9 @@ UseInFile = tuple[int, str, str, str]  # line, kind, api, what
 class Reader:
     """Finds the uses of CUDA in one syntax tree."""
 
-    def __init__(self, tree: ast.Module, rules: RuleIndex) -> None:
+    def __init__(self, tree: ast.Module, rules: RuleIndex, path: Path | None = None) -> None:
         self.tree = tree
+        self.path = path
         self.rules = rules
         self.aliases = dict(_aliases(tree))
         self.guarded = set(_guarded(tree))
@@ -383,6 +401,8 @@ class Reader:
         if dotted in KERNEL_OF_TRITON and self.rules.has_below("triton"):
             what = f"a kernel cannot run on {self.rules.target}; TRITON_INTERPRET=1 emulates it, slowly"
             yield line, "refused", dotted, what
+        elif dotted.endswith(ACTIVE_DEVICE) and self.rules.has_below("triton"):
+            yield line, "refused", dotted, NO_DRIVER_FOR_DEVICE.format(target=self.rules.target)
 
     def _stand_in(self, line: int, dotted: str) -> Iterator[UseInFile]:
         """Yield uses of apex and pynvml; there are no rules for them if they are installed."""
@@ -397,11 +417,30 @@ class Reader:
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[UseInFile]:
         for name in _imported_names(node):
-            library = next((known for known in CUDA_LIBRARIES if f"{name}.".startswith(known + ".")), None)
-            if library is not None and name not in self.guarded:
-                yield node.lineno, "refused", library, "its kernels need CUDA"
+            library = missing.find(name)
+            built, setup = self._extension(name)
+            if built and name not in self.guarded:
+                yield node.lineno, "refused", built, missing.PACKAGES.get(library, f"CUDA kernels, built by {setup}")
+            elif library and name not in self.guarded and not self._is_beside(name):
+                yield node.lineno, "refused", library, missing.PACKAGES[library]
             if name.split(".")[0] in STAND_INS:
                 yield from self._stand_in(node.lineno, name)
+
+    def _extension(self, name: str) -> tuple[str, str]:
+        """Return (module of CUDA kernels that a setup.py builds, that file), of another folder or by its full name."""
+        for built, setup in self.rules.extensions.items():
+            package = built.partition(".")[0]
+            is_elsewhere = self.path is None or setup.parent not in self.path.parents
+            for known in (built, package) if is_elsewhere else (built,):
+                if f"{name}.".startswith(known + "."):
+                    return known, report.short(os.path.abspath(setup))
+        return "", ""
+
+    def _is_beside(self, name: str) -> bool:
+        """Return True if a module of that name is next to the script."""
+        first = name.partition(".")[0]
+        folder = self.path.parent if self.path is not None else None
+        return folder is not None and ((folder / first).is_dir() or (folder / f"{first}.py").is_file())
 
     def _literals(self, call: ast.Call) -> Iterator[UseInFile]:
         """Yield `device="cuda"` arguments of calls without a rule: mapped where they reach torch."""
@@ -474,7 +513,7 @@ def _is_device_of_a_tensor(node: ast.expr) -> bool:
     if not (isinstance(node, ast.Attribute) and node.attr == "device"):
         return False
     words = ast.unparse(node.value).lower().split(".")
-    return words != ["self"] and not any(word in OPTIONS or word.startswith(("config", "opt")) for word in words)
+    return words != ["self"] and not any(word in OPTIONS for word in words)
 
 
 def _is_computed(node: ast.expr | None) -> bool:
