@@ -45,6 +45,7 @@ _MOST_PATH = 2**12  # bytes
 _KEPT_BYTES = 2**26  # of row groups, in each process
 _MOST_GROUP = 2**29  # bytes of one row group, unpacked
 _MOST_JSON = 2**24
+_FILE, _IN_FILE = b"ARROW1", 8  # how Arrow's file format begins; a stream of Arrow's follows there
 _OTHERS = ("images", "labels", "annotations", "masks", "jpegimages")
 _FOLDERS = ("", "data", "default")  # below the path, or below a split's folder
 
@@ -403,6 +404,28 @@ def _batches(file: Any, groups: Sequence[int], name: str) -> Iterator[Any]:
     yield from file.iter_batches(rows, row_groups=[*groups], columns=[name], use_threads=False)
 
 
+def _is_compressed(message: Any) -> bool:
+    """Return whether a message of Arrow's has compressed buffers, which would be unpacked to any size: by field 3 of
+    the table RecordBatch in the FlatBuffers that describe it."""
+    data = message.metadata.to_pybytes()
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], "little")
+
+    def field(table: int, place: int) -> int:
+        """Return where a field of a table is, 0 if it has none."""
+        layout = table - int.from_bytes(data[table : table + 4], "little", signed=True)
+        offset = number(layout + 4 + 2 * place, 2) if 4 + 2 * place < number(layout, 2) else 0
+        return table + offset if offset else 0
+
+    def table(at: int) -> int:
+        return at + number(at, 4)
+
+    header = table(field(table(0), 2))
+    batch = table(field(header, 1)) if message.type == "dictionary" else header
+    return message.type != "schema" and field(batch, 3) > 0
+
+
 class Reader:
     """Open files and the groups that were read last. Nothing travels to another process: each opens its own."""
 
@@ -473,12 +496,13 @@ class Reader:
             pa = pyarrow_module()
             if path.suffix.lower() == ".arrow":
                 mapped = pa.memory_map(str(path))
-                try:
-                    reader = pa.ipc.open_stream(mapped)
-                    self._files[shard] = list(reader)
-                except pa.ArrowInvalid:
-                    whole = pa.ipc.open_file(mapped)
-                    self._files[shard] = [whole.get_batch(at) for at in range(whole.num_record_batches)]
+                begin = _IN_FILE if mapped.read(len(_FILE)) == _FILE else 0
+                mapped.seek(begin)
+                for message in pa.ipc.MessageReader.open_stream(mapped):
+                    if _is_compressed(message):
+                        raise ValueError("its buffers are compressed; save the data with save_to_disk, which does not")
+                mapped.seek(begin)
+                self._files[shard] = list(pa.ipc.open_stream(mapped))
             else:
                 self._files[shard] = pa.parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
         return self._files[shard]
@@ -623,10 +647,10 @@ def _values(rows: Rows, column: str) -> tuple[list[str], np.ndarray, np.ndarray]
             counts.append(np.asarray(pa.compute.list_value_length(found).fill_null(0), np.int64))
             found = found.flatten()
         else:
-            if found.null_count:
-                raise BadData(f"{rows.shards[shard].path}: column {column} is empty in some rows; leave these out")
             counts.append(np.ones(len(found), np.int64))
-        coded = found.drop_null().cast(pa.string()).dictionary_encode()
+        if found.null_count:
+            raise BadData(f"{rows.shards[shard].path}: column {column} is empty in some rows; leave these out")
+        coded = found.cast(pa.string()).dictionary_encode()
         mine = [places.setdefault(each, len(places)) for each in coded.dictionary.to_pylist()]
         values.append(np.asarray(mine, np.int32)[np.asarray(coded.indices, np.int64)])
     total = np.concatenate([np.zeros(0, np.int32), *values])

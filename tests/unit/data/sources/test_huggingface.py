@@ -303,6 +303,33 @@ def test_few_bytes_that_stand_for_many_are_bounded(tmp_path, monkeypatch):
         source.read(0)
 
 
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("form", ["stream", "file"])
+@pytest.mark.parametrize("coded", [True, False])
+def test_compressed_arrow_is_refused_before_it_is_unpacked(tmp_path, compression, form, coded):
+    pa = pytest.importorskip("pyarrow")
+    made = table()
+    if coded:  # a message with the texts comes before the rows
+        made = made.append_column("kind", pa.array(["a", "b"] * 2).dictionary_encode())
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file,
+        getattr(pa.ipc, f"new_{form}")(file, made.schema, options=options) as out,
+    ):
+        out.write_table(made, max_chunksize=3)
+    if compression:
+        with pytest.raises(BadData, match=r"a.arrow cannot be read: its buffers are compressed; .*save_to_disk"):
+            open_labels("auto", str(tmp_path / "a.arrow"), "val", OPTIONS)
+        return
+    source = open_labels("auto", str(tmp_path / "a.arrow"), "val", OPTIONS)
+    assert {source.name(at): source.read(at).label for at in range(4)} == {
+        "a.jpg": 0,
+        "b.jpg": 1,
+        "c.jpg": 0,
+        "d.jpg": 1,
+    }
+
+
 @pytest.mark.parametrize(
     ("listed", "said"),
     [(["p.arrow"], "p.arrow is no file beside it"), (["a.arrow", "a.arrow"], "a file is listed twice")],
