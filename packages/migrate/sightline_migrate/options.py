@@ -39,7 +39,7 @@ class MigrateOptions:
     float32: bool = False
     """use float32 wherever the script asks for float16 or bfloat16: fast on a CPU that emulates 16 bits"""
     amp: str = "auto"
-    """autocast: keep, off, or auto = off on a CPU without 16-bit arithmetic, keep elsewhere"""
+    """autocast: keep, off, or auto = in float32 on a CPU that only emulates the 16-bit type, keep elsewhere"""
     strict: bool = False
     """raise an error for a refused call instead of logging it"""
     claim: bool = False

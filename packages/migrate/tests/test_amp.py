@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from sightline_migrate.reporting import record
+from sightline_migrate.reporting import advice, record
 from sightline_migrate.session import Session
 from sightline_migrate.virtual import runtime
 
@@ -61,12 +64,228 @@ def test_amp_off(spelling: str, on_cpu: Start, capsys: Any):
 def test_amp_auto_asks_the_cpu(capable: bool, on_cpu: Start, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_fp16": capable, "avx512_bf16": True})
     on_cpu(amp="auto")
+    of_float16 = torch.float16 if capable else torch.float32
+    assert torch.get_autocast_dtype("cuda") is torch.get_autocast_gpu_dtype() is of_float16
     with torch.autocast("cuda"):
-        assert product() is (torch.float16 if capable else torch.float32)
+        assert product() is torch.get_autocast_dtype("cuda") is of_float16 and torch.is_autocast_enabled()
+        with torch.autocast("cuda", enabled=False):
+            assert not torch.is_autocast_enabled()
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert product() is torch.bfloat16
-    assert ("float16 is many times slower" in capsys.readouterr().err) is not capable
+        assert product() is torch.get_autocast_dtype("cuda") is torch.bfloat16
+    assert ("autocast runs in float32: float16 is many times slower" in capsys.readouterr().err) is not capable
     assert torch.amp.GradScaler("cuda").is_enabled()
+
+
+@pytest.fixture(params=[{"avx512_bf16": True}, {}], ids=["bfloat16 alone", "no 16 bits"])
+def on_old_cpu(request: Any, on_cpu: Start, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """As on a CPU that computes in bfloat16 but not in float16, or in neither."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: request.param)
+    return on_cpu
+
+
+def drawn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+Mix = Callable[[Callable[..., torch.Tensor], Callable[..., torch.Tensor]], Any]
+MIXES: dict[str, Mix] = {
+    "linear": lambda a, b: F.linear(a(2, 4), b(3, 4), b(3)),
+    "conv2d": lambda a, b: F.conv2d(a(1, 4, 5, 5), b(2, 4, 3, 3), b(2)),
+    "conv_transpose2d": lambda a, b: F.conv_transpose2d(a(1, 4, 5, 5), b(4, 2, 3, 3), b(2)),
+    "matmul": lambda a, b: a(2, 3, 4) @ b(4, 5),
+    "matrix and vector": lambda a, b: a(3, 4) @ b(4),
+    "dot": lambda a, b: a(4) @ b(4),
+    "einsum": lambda a, b: torch.einsum("ij,jk->ik", a(2, 4), b(4, 3)),
+    "tensordot": lambda a, b: torch.tensordot(a(2, 4), b(4, 3), 1),
+    "multi_dot": lambda a, b: torch.linalg.multi_dot([a(2, 4), b(4, 4), a(4, 3)]),
+    "bilinear": lambda a, b: F.bilinear(a(2, 4), a(2, 4), b(3, 4, 4)),
+    "cross": lambda a, b: torch.linalg.cross(a(2, 3), b(2, 3)),
+    "lerp": lambda a, b: torch.lerp(a(4), b(4), 0.25),
+    "attention": lambda a, b: F.scaled_dot_product_attention(a(1, 2, 3, 4), b(1, 2, 5, 4), b(1, 2, 5, 4)),
+    "cat": lambda a, b: torch.cat([a(2), b(3)]),
+    "layer_norm": lambda a, b: F.layer_norm(a(2, 4), (4,), b(4), b(4)),
+    "group_norm": lambda a, b: F.group_norm(a(2, 4, 3), 2, b(4), b(4)),
+    "batch_norm": lambda a, b: F.batch_norm(a(3, 4), b(4), b(4).abs(), b(4), b(4), training=True),
+    "mask": lambda a, b: a(4).masked_scatter(torch.arange(4) > 1, b(4)),
+    "added rows": lambda a, b: torch.index_add(a(4, 2), 0, torch.tensor([1, 3]), b(2, 2)),
+}
+LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
+    "LSTM": lambda: torch.nn.LSTM(4, 3),
+    "LSTM of two layers": lambda: torch.nn.LSTM(4, 3, 2, bidirectional=True),
+    "GRU": lambda: torch.nn.GRU(4, 3),
+    "GRUCell": lambda: torch.nn.GRUCell(4, 3),
+    "transformer": lambda: torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("amp", ["auto", "keep"])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+def test_types_may_be_mixed_under_autocast_as_on_a_gpu(amp: str, half: torch.dtype, on_old_cpu: Start):
+    """Against the same calls in float32."""
+    on_old_cpu(amp=amp)
+    pairs = ((half, torch.float32), (torch.float32, half), (half, half), (torch.float32, torch.float32))
+    close: dict[str, Any] = {"rtol": 0.03, "atol": 0.03, "check_dtype": False}
+    for one, other in pairs:
+        wide = [lambda *shape, given=given: drawn(*shape, dtype=given).float() for given in (one, other)]
+        narrow = [lambda *shape, given=given: drawn(*shape, dtype=given) for given in (one, other)]
+        for name, run in MIXES.items():
+            with torch.autocast("cuda", half):
+                got = run(*narrow)
+            torch.testing.assert_close(got, run(*wide), **close, msg=lambda text, name=name: f"{name}: {text}")
+        for name, make in LAYERS.items():
+            torch.manual_seed(0)
+            layer = make().to(other)
+            x = drawn(3, 4, dtype=one) if name == "GRUCell" else drawn(3, 2, 4, dtype=one)
+            with torch.autocast("cuda", half):
+                found = layer(x)
+            want = layer.float()(x.float())
+            got, want = (each[0] if isinstance(each, tuple) else each for each in (found, want))
+            torch.testing.assert_close(got, want, **close, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_writes_into_a_half_buffer_under_autocast(on_old_cpu: Start):
+    """On a GPU the value is float16, as the script expects; here it is float32."""
+    on_old_cpu()
+    buffer, chosen = torch.zeros(4, 2, device="cuda").half(), torch.tensor([0, 3])
+    with torch.autocast("cuda"):
+        value = torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")
+        buffer[chosen] = value
+        buffer[torch.tensor([False, True, False, False])] = value[:1]
+        buffer.index_add_(0, chosen, value)
+        buffer.index_copy_(0, torch.tensor([2]), value[:1])
+        buffer.scatter_add_(0, chosen[:1, None], value)
+    assert buffer.tolist() == [[6.0, 4.0], [2.0, 2.0], [2.0, 2.0], [4.0, 4.0]]
+
+
+def half_backbone() -> torch.nn.Module:
+    from torch import nn
+
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.LayerNorm(36)]
+    return nn.Sequential(*layers, nn.Linear(36, 8)).requires_grad_(False)
+
+
+class LowRank(torch.nn.Module):
+    """LoRA: a frozen half layer plus a trained float32 one of low rank."""
+
+    def __init__(self, frozen: torch.nn.Linear) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.down, self.up = torch.nn.Parameter(torch.ones(2, 8) / 8), torch.nn.Parameter(torch.ones(3, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.frozen(x) + F.linear(F.linear(x, self.down), self.up)
+
+
+@pytest.mark.parametrize("amp", ["auto", "keep"])
+@pytest.mark.parametrize("head", ["linear", "LoRA"])
+def test_frozen_half_backbone_and_a_float32_head_train(amp: str, head: str, on_old_cpu: Start):
+    """CLIP-like fine-tuning; gradients against the same model in float32 without autocast."""
+    torch.manual_seed(0)
+    last = LowRank(torch.nn.Linear(8, 3)) if head == "LoRA" else torch.nn.Linear(8, 3)
+    model = torch.nn.Sequential(half_backbone(), last)
+    plain, x, target = copy.deepcopy(model), torch.randn(5, 3, 5, 5), torch.tensor([0, 1, 2, 0, 1])
+    F.cross_entropy(plain(x), target).backward()
+
+    on_old_cpu(amp=amp)
+    model.cuda()
+    model[0].half()
+    if head == "LoRA":
+        model[1].frozen.half()
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    with torch.autocast("cuda"):
+        loss = F.cross_entropy(model(x.cuda().half()), target.cuda())
+    scaler.scale(loss).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert (one.grad is None) is (other.grad is None)
+        if one.grad is not None and other.grad is not None:
+            torch.testing.assert_close(one.grad / 8, other.grad, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_float32_weights_give_the_numbers_of_the_scripts_own_run(
+    dtype: torch.dtype, on_cpu: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """In every digit: without autocast where the CPU emulates its type, else with the CPU's autocast."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+
+    def weights(device: str, is_on: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.ModuleList([half_backbone().requires_grad_(True), torch.nn.LSTM(8, 4)]).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        for _ in range(3):
+            with torch.autocast(device, dtype=dtype, enabled=is_on):
+                loss = model[1](model[0](torch.randn(4, 3, 5, 5).to(device))[None])[0].float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return [each.detach() for each in model.parameters()]
+
+    own = weights("cpu", dtype is torch.bfloat16)
+    on_cpu()
+    for one, other in zip(weights("cuda", True), own, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_recomputed_regions_run_in_the_same_type(use_reentrant: bool, on_old_cpu: Start, recwarn: Any):
+    """torch enters the region again during backward, for the target and in the type that it had."""
+    on_old_cpu()
+    frozen, seen = torch.nn.Linear(4, 4).cuda().half().requires_grad_(False), []
+    x = torch.ones(2, 4, device="cuda", requires_grad=True)
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.is_autocast_enabled(), torch.get_autocast_dtype("cuda")))
+        return frozen(x)
+
+    with torch.autocast("cuda"):
+        torch.utils.checkpoint.checkpoint(part, x, use_reentrant=use_reentrant).sum().backward()
+    assert seen == [(True, torch.float32)] * 2
+    torch.testing.assert_close(x.grad, frozen.weight.float().sum(0).expand(2, 4))
+    assert not [each for each in recwarn if "autocast" in str(each.message)]
+
+
+def test_mixed_types_after_autocast_get_advice(on_old_cpu: Start, capsys: Any):
+    """A GPU's results are float16 there: what follows autocast may rely on that."""
+    session, head = on_old_cpu(), torch.nn.Linear(2, 2).half()
+    with torch.autocast("cuda"):
+        x = torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")
+    conv, cell, row = torch.nn.Conv1d(2, 2, 1).half(), torch.nn.LSTM(2, 2).half(), torch.zeros(2).half()
+    runs = (lambda: head(x), lambda: conv(x), lambda: cell(x), lambda: row @ x[0], lambda: row.scatter_(0, at, x[0]))
+    at = torch.tensor([0, 1])
+    advice.install(session)
+    for wrong in runs:
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            wrong()
+        sys.excepthook(caught.type, caught.value, caught.tb)
+        assert "test_amp.py" in (said := capsys.readouterr().err.splitlines()[-1])
+        assert "use --float32" in said and "or --amp keep" in said
+
+
+def test_mixed_types_in_a_compiled_function(on_old_cpu: Start):
+    on_old_cpu()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4)).half()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda"):
+            return model(x)
+
+    x = torch.ones(2, 4)
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(run, backend="aot_eager", fullgraph=True)(x), run(x))
+
+
+def test_region_operations_of_torchvision(on_old_cpu: Start):
+    """Under autocast CUDA's take mixed types and return that of the input; against float32."""
+    ops = pytest.importorskip("torchvision").ops
+    on_old_cpu(amp="keep")
+    x, boxes, size = torch.rand(1, 4, 8, 8), torch.tensor([[0.0, 0.0, 0.0, 4.0, 4.0]]), (2, 2)
+    for run in (ops.roi_align, ops.roi_pool, ops.ps_roi_align, ops.ps_roi_pool):
+        want = run(x, boxes, size)
+        for one, other in ((torch.float16, torch.float32), (torch.float32, torch.float16)):
+            with torch.autocast("cuda"):
+                got = run(x.to(one), boxes.to(other), size)
+            assert got.dtype is one
+            torch.testing.assert_close(got.float(), want, rtol=0.01, atol=0.01)
 
 
 def test_arithmetic_of_this_cpu():
@@ -141,8 +360,9 @@ def test_scaler_is_off_if_float16_becomes_bfloat16(make: Any, given: tuple[Any, 
     assert said == {"off: bfloat16 needs no scaling"}
 
 
-def test_custom_functions(on_cpu: Start):
-    on_cpu(amp="keep")
+@pytest.mark.parametrize("amp", ["auto", "keep"])
+def test_custom_functions(amp: str, on_cpu: Start):
+    on_cpu(amp=amp)
 
     class Double(torch.autograd.Function):
         @staticmethod
@@ -157,7 +377,7 @@ def test_custom_functions(on_cpu: Start):
             return gradient * 2
 
     x = torch.ones(2, dtype=torch.float16, requires_grad=True)
-    with torch.autocast("cuda"):
+    with torch.autocast("cuda"):  # also where it runs in float32: the script's code relies on the type
         Double.apply(x).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]
 
@@ -235,6 +455,24 @@ def test_emulated_16_bits_are_said_once_after_a_step(
     for optimizer in optimizers * 2:
         optimizer.step()
     assert capsys.readouterr().err.count("this CPU emulates bfloat16, many times slower") == (0 if capable else 1)
+
+
+@pytest.mark.parametrize("amp", ["keep", "auto"])
+def test_emulation_is_seen_behind_float32_masters(
+    amp: str, on_cpu: Start, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """As in guided-diffusion: the optimizer holds float32 copies of a float16 model's weights."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    on_cpu(amp=amp)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2)).cuda()
+    net[0].weight.data = net[0].weight.data.half()
+    net[0].bias.data = net[0].bias.data.half()
+    masters = [torch.nn.Parameter(each.detach().float()) for each in net.parameters()]
+    optimizer = torch.optim.SGD(masters, 0.1)
+    for _ in range(2):
+        net(torch.ones(1, 2, device="cuda").half()).sum().backward()
+        optimizer.step()
+    assert capsys.readouterr().err.count("this CPU emulates float16, many times slower") == 1
 
 
 def test_autocast_that_the_script_turns_off_is_said_so(on_cpu: Start):

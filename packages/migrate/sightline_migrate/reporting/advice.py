@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import torch
+
 from sightline_migrate import terminal, zones
 from sightline_migrate.options import MigrateError
 from sightline_migrate.reporting import record
@@ -55,6 +57,22 @@ KNOWN = (
     ("FlexAttention does not support backward on CPU", FLEX),
     ("torch.compile on CPU only supports inference", FLEX),
 )
+# texts of torch's errors about tensors of two types
+MIXED = (
+    "same dtype", "dtypes match", "dtype to be equal", "scalar type", "should be the same",
+    "does not match weight dtype",
+)  # fmt: skip
+
+
+def advise_on_types(error: BaseException, session: Session) -> str:
+    """Return advice on mixed types outside of an autocast that ran in float32: a GPU's results are float16 there."""
+    is_in_float32 = torch.float32 in session.autocast_to and not session.options.float32
+    if not is_in_float32 or not any(sign in str(error) for sign in MIXED):
+        return ""
+    return (
+        f"{_line_of(error)}: {type(error).__name__}: autocast ran in float32, so its results are float32; use "
+        "--float32, which also turns the script's other float16 into float32, or --amp keep, which is slow"
+    )
 
 
 def advise(error: BaseException, target: str, may_claim: bool = False) -> str:
@@ -139,7 +157,7 @@ def install(session: Session) -> None:
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         before(kind, error, traceback)
         may_claim = session.target.is_cpu and not session.options.claim
-        line = advise(error, session.target.name, may_claim)
+        line = advise(error, session.target.name, may_claim) or advise_on_types(error, session)
         if line:
             terminal.say(f"sightline migrate: {line}", "stderr")
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sightline_migrate import zones
 from sightline_migrate.reporting import record
+from sightline_migrate.rules import mixed
 from sightline_migrate.rules.conversion import Conversions, convert_of, name_of
 from sightline_migrate.rules.table import Rule, dressed
 from sightline_migrate.virtual.runtime import ARITHMETIC, has_arithmetic
@@ -43,10 +46,29 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
+    if session.target.is_cpu:
+        mixed.register(session)
+        if not session.options.float32:
+            _watch(session)
+
+
+def _watch(session: Session) -> None:
     """Warn once, after a step, if this CPU emulates the type of the weights or of autocast: it looks like a hang."""
-    if not session.target.is_cpu or session.options.float32:
+    slow = [dtype for dtype in ARITHMETIC if not has_arithmetic(dtype)]
+    if not slow:
         return
+    # Optimizers of scripts that keep float32 masters do not hold the model's own weights.
+    modules: list[weakref.ref[Any]] = []
     steps = 0
+
+    def remember(module: Any, name: str, parameter: Any) -> None:
+        if not is_dynamo_compiling() and (not modules or modules[-1]() is not module):
+            modules.append(weakref.ref(module))
+
+    def stop() -> None:
+        at_step.remove()
+        at_module.remove()
+        modules.clear()
 
     def after_step(optimizer: Any, *_: Any) -> None:
         nonlocal steps
@@ -54,77 +76,98 @@ def setup(session: Session) -> None:
             return
         steps += 1
         used = {p.dtype for group in optimizer.param_groups for p in group["params"]} | session.autocast_to
-        slow = [dtype for dtype in ARITHMETIC if dtype in used and not has_arithmetic(dtype)]
-        if slow:
-            steps = WATCHED_STEPS
+        if torch.float32 not in session.autocast_to:  # there, weights of any type are computed in float32
+            found = (module for reference in modules if (module := reference()) is not None)
+            used |= {p.dtype for module in found for p in module._parameters.values() if p is not None}
+        emulated = [dtype for dtype in slow if dtype in used]
+        if emulated:
             record.say(
-                f"this CPU emulates {name_of(slow[0])}, many times slower than float32; --float32 computes in float32, "
-                "and --capability 7.5 lets a script that asks for the capability choose another type itself"
+                f"this CPU emulates {name_of(emulated[0])}, many times slower than float32; --float32 computes in "
+                "float32, and --capability 7.5 lets a script that asks for the capability choose another type itself"
             )
+        if emulated or steps == WATCHED_STEPS:
+            steps = WATCHED_STEPS
+            stop()
 
-    handle = register_optimizer_step_post_hook(after_step)
-    session.undo.on_undo(handle.remove)
+    at_step = register_optimizer_step_post_hook(after_step)
+    at_module = register_module_parameter_registration_hook(remember)
+    session.undo.on_undo(stop)
 
 
-def wanted_dtype(session: Session, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype for a request of the script, after --fp16-to-bf16 and --float32."""
-    wanted = CUDA_DEFAULT if dtype is None else dtype
+def dtype_on(session: Session, asked: torch.dtype) -> torch.dtype:
+    """Return the type that autocast uses for the one a script asks for.
+
+    With --amp auto that is float32 on a CPU that only emulates the type: float32 tensors are computed as without
+    autocast, and others may be mixed with them, as on a GPU.
+    """
     convert = convert_of(session)
-    return wanted if convert is None else convert(wanted)
+    wanted = asked if convert is None else convert(asked)
+    is_emulated = session.target.is_cpu and wanted in ARITHMETIC and not has_arithmetic(wanted)
+    return torch.float32 if is_emulated and session.options.amp == "auto" else wanted
 
 
-def is_kept(session: Session, dtype: torch.dtype) -> bool:
-    """Return True if --amp allows autocast to that type."""
-    if session.options.amp == "auto":
-        return not session.target.is_cpu or has_arithmetic(dtype)
-    return session.options.amp == "keep"
+def _dtypes_on(session: Session) -> dict[Any, torch.dtype]:
+    """Return asked -> used, for look-ups that dynamo can trace; None is the default of CUDA."""
+    found = {dtype: dtype_on(session, dtype) for dtype in ARITHMETIC}
+    return {**found, None: found[CUDA_DEFAULT]}
+
+
+def runs_in_float16(session: Session) -> bool:
+    """Return True if autocast to float16 stays: neither in another type nor off."""
+    return session.options.amp != "off" and dtype_on(session, torch.float16) is torch.float16
 
 
 def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
-    name = session.target.name
-    kept = {dtype: is_kept(session, dtype) for dtype in (torch.float16, torch.bfloat16)} | {torch.float32: False}
-    convert, conversions = convert_of(session), Conversions(rule)
-    printed: list[str] = []
+    name, is_cpu, is_kept = session.target.name, session.target.is_cpu, session.options.amp != "off"
+    dtypes, convert, conversions = _dtypes_on(session), convert_of(session), Conversions(rule)
+    printed: list[bool] = []
 
     def __init__(
         self: Any, device_type: Any, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
     ) -> None:
         if device_type != "cuda":
-            original(self, device_type, dtype, enabled, cache_enabled)
+            # torch enters a region again, for backward or to compute it once more, with the type that it had
+            is_wide = is_cpu and device_type == "cpu" and dtype is torch.float32 and zones.zone() == zones.TORCH
+            original(self, device_type, torch.bfloat16 if is_wide else dtype, enabled, cache_enabled)
+            if is_wide:
+                self.fast_dtype = dtype
             return
         asked = CUDA_DEFAULT if dtype is None else dtype
-        wanted = asked if convert is None else convert(asked)
-        is_on = enabled and kept.get(wanted, True)
+        used = dtypes.get(dtype, dtype)
+        is_wide = used is torch.float32
+        is_on = enabled and is_kept and (is_cpu or not is_wide)
         if not is_dynamo_compiling():
             given = {"dtype": dtype, "enabled": enabled}
-            if enabled and wanted is not asked and (is_on or wanted is torch.float32):
-                conversions.hit(asked, wanted, (device_type,), given)
+            if enabled and convert is not None and convert(asked) is not asked and (is_on or is_wide):
+                conversions.hit(asked, used, (device_type,), given)
             else:
-                record.hit(rule, (device_type,), given, _effect(name_of(wanted), enabled, is_on, name))
-            if enabled and not is_on and wanted is not torch.float32 and not printed:
-                printed.append(name_of(wanted))
+                record.hit(rule, (device_type,), given, _effect(asked, used, enabled, is_on, name))
+            if enabled and not printed and not is_kept:
+                printed.append(True)
+                record.say("autocast is off because of --amp off")
+            if enabled and not printed and is_wide and asked is not used and not session.options.float32:
+                printed.append(True)
                 record.say(
-                    f"autocast is off: {name_of(wanted)} is many times slower on this CPU; --amp keep turns it on"
-                    if session.options.amp == "auto"
-                    else "autocast is off because of --amp off"
+                    f"autocast runs in float32: {name_of(asked)} is many times slower on this CPU; "
+                    "--amp keep runs it as the script asks"
                 )
             if is_on:
-                session.autocast_to.add(wanted)
-        # autocast to float32 is no autocast
-        original(self, name, asked if wanted is torch.float32 else wanted, is_on, cache_enabled)
+                session.autocast_to.add(used)
+        # torch refuses autocast to float32 except for CUDA, but nothing below depends on that
+        original(self, name, torch.bfloat16 if is_wide else used, is_on, cache_enabled)
+        if is_wide:
+            self.fast_dtype = used
 
     return __init__
 
 
-def _effect(dtype: str, enabled: bool, is_on: bool, target: str) -> str:
+def _effect(asked: torch.dtype, used: torch.dtype, enabled: bool, is_on: bool, target: str) -> str:
     if not enabled:
         return "off, as the script asks"
-    return f"autocast to {dtype} on {target}" if is_on else f"off: {dtype} is not used"
-
-
-def runs_in_float16(session: Session) -> bool:
-    """Return True if autocast to float16 stays: neither converted nor off."""
-    return wanted_dtype(session, torch.float16) is torch.float16 and is_kept(session, torch.float16)
+    if not is_on:
+        return f"off: {name_of(asked)} is not used"
+    emulated = "" if used is asked else f": {name_of(asked)} is emulated there"
+    return f"autocast to {name_of(used)} on {target}{emulated}"
 
 
 def _make_scaler(rule: Rule, original: Any, session: Session) -> Any:
@@ -160,7 +203,7 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
     name = session.target.name
     is_set = ".set_" in rule.name
     is_dtype = rule.name.endswith("_dtype")
-    convert, conversions = convert_of(session), Conversions(rule)
+    dtypes, convert, conversions = _dtypes_on(session), convert_of(session), Conversions(rule)
     is_default = is_dtype and not is_set and session.target.is_cpu
 
     def state(*args: Any, **kwargs: Any) -> Any:
@@ -171,17 +214,16 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
         rest = args if isinstance(first, bool) else args[1:]
         kwargs.pop("device_type", None)
         asked = (rest[0] if rest else kwargs["dtype"]) if is_set and is_dtype else None
-        used = asked if convert is None else convert(asked)
         if not is_dynamo_compiling():
-            if used is asked:
+            if convert is None or convert(asked) is asked:
                 record.hit(rule, args, kwargs)
             else:
-                conversions.hit(asked, used, args)
+                conversions.hit(asked, dtypes[asked], args)
         if is_set and is_dtype:
             session.sets_autocast_dtype = True
-            return original(name, used)
+            return original(name, dtypes.get(asked, asked))
         if is_default and not is_dynamo_compiling() and not _is_chosen(session):
-            return wanted_dtype(session, None)
+            return dtypes[None]
         return original(name, *rest, **kwargs)
 
     return state
