@@ -161,6 +161,20 @@ def test_every_child_is_migrated_and_has_its_own_files(run_script: Run, tmp_path
     assert re.search(rf"\n +{4 * len(loaders)}  torch\.ones --> ", done.stderr)
 
 
+def test_table_waits_for_processes_that_the_script_does_not_join(run_script: Run, tmp_path: Path):
+    text = """import multiprocessing, time
+import torch
+def work():
+    time.sleep(0.2)  # the script has ended
+    torch.ones(2, device="cuda")
+multiprocessing.get_context("fork").Process(target=work).start()
+"""
+    table = run_script(text).stderr
+    assert table.count("on cpu, torch") == 1 and "rank 0 with a child process" in table
+    assert "       1  torch.ones --> " in table and "still running" not in table
+    assert all(document["finished"] for document in documents(tmp_path / "migrate_log"))
+
+
 def test_crash_leaves_a_report_and_the_same_traceback(run_script: Run, tmp_path: Path):
     text = """import sys
 def train():

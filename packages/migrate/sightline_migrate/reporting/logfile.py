@@ -5,7 +5,6 @@ Ranks, spawned and forked workers each write their own files; launchers and comp
 
 from __future__ import annotations
 
-import atexit
 import json
 import linecache
 import multiprocessing
@@ -120,11 +119,9 @@ class ProcessLog:
             self._give_up(error)
             return
         record.listeners.append(self.listen)
-        atexit.register(self.close)
-        # A worker process runs finalizers at exit, not atexit; its start clears them, then calls this.
-        util.register_after_fork(self, ProcessLog._close_at_exit_of_worker)
-        if multiprocessing.parent_process() is not None:
-            self._close_at_exit_of_worker()
+        self._close_at_exit()
+        # The start of a forked worker clears finalizers, then calls this.
+        util.register_after_fork(self, ProcessLog._close_at_exit)
         _logs.append(self)
         announce(self.session)
 
@@ -132,7 +129,7 @@ class ProcessLog:
         """Close the log when migration is turned off before the process ends."""
         if self in _logs:
             self.close()
-            atexit.unregister(self.close)
+            self._at_exit.cancel()
             self._stop_listening()
             _logs.remove(self)
             self._close_file()
@@ -142,9 +139,14 @@ class ProcessLog:
         self.forked_by = os.getppid()
         self._close_file()
         self._reset()
+        self._close_at_exit()
 
-    def _close_at_exit_of_worker(self) -> None:
-        util.Finalize(None, self.close, exitpriority=0)
+    def _close_at_exit(self) -> None:
+        """Close after multiprocessing has joined the processes that the script started and did not wait for.
+
+        It does so at exit, too, in main processes and workers; finalizers of a negative priority run after that.
+        """
+        self._at_exit = util.Finalize(None, self.close, exitpriority=-1)
 
     def _prints(self) -> bool:
         # A spawned process imports the script, and so torch, before multiprocessing knows its parent.
