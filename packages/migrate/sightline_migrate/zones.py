@@ -40,7 +40,9 @@ _SCRIPT_OF_TORCH = ("_dynamo/variables", "_dynamo/polyfills", "distributed/run.p
 _RUNNERS_OF_TORCH = ("_dynamo/utils.py", "_subclasses/functional_tensor.py", "fx/interpreter.py")
 # Libraries that compile or load their own CUDA kernels; add a library here if it must see the real device.
 MACHINERY_LIBRARIES = ["triton", "bitsandbytes", "flash_attn", "xformers", "deepspeed/ops/op_builder", "apex/contrib"]
-_THROUGH_OF_STDLIB = ("contextlib.py", "ctypes", "functools.py", "importlib", "warnings.py", "typing.py")
+_THROUGH_OF_STDLIB = (
+    "contextlib.py", "ctypes", "functools.py", "importlib", "subprocess.py", "typing.py", "warnings.py"
+)  # fmt: skip
 
 _getframe = sys._getframe
 _zones: dict[str, int] = {}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +78,21 @@ def test_claim_is_proposed_where_devices_are_compared(case: str, tmp_path: Path)
     said = advised(text, tmp_path)
     assert said.startswith(f"a_script.py:{last}: ") and said.endswith(advice.CLAIM)
     assert advised(text, tmp_path, may_claim=False) == ""
+
+
+@pytest.mark.parametrize("claim", [False, True])
+def test_the_line_follows_the_traceback(claim: bool, on_cpu: Callable[..., Any], capsys: pytest.CaptureFixture[str]):
+    on_cpu(claim=claim)
+    with pytest.raises(ValueError, match="cpu") as caught:
+        raise ValueError("expected cuda, found cpu")
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sightline migrate: ")]
+    assert len(said) == (not claim) and all(__file__ in line and line.endswith(advice.CLAIM) for line in said)
+
+
+def test_a_command_that_is_not_there(tmp_path: Path):
+    said = advised("raise FileNotFoundError(2, 'No such file or directory', 'nvidia-smi')\n", tmp_path)
+    assert said == f"a_script.py:1: FileNotFoundError: {advice.NO_NVIDIA_SMI}"
 
 
 @pytest.mark.parametrize("case", NOT_COMPARED)

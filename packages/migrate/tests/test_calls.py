@@ -398,7 +398,7 @@ def test_attention_kernels_of_cuda_fall_back(on_cpu: Start):
 
 
 def test_small_calls_that_scripts_make(on_cpu: Start):
-    on_cpu()
+    on_cpu(amp="keep")
     torch.cuda._lazy_init()
     assert torch.ops.aten.zeros([2], device="cuda").tolist() == [0, 0]
     assert torch.ops.aten.ones.default([2], device=torch.device("cuda")).tolist() == [1, 1]

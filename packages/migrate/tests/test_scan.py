@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sightline_migrate import cli
-from sightline_migrate.reporting import scan
+from sightline_migrate.reporting import scan, tuning
 from sightline_migrate.rules.table import all_rules
 
 HEAD = """import torch
@@ -110,6 +110,11 @@ def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, s
         ("other.is_available()", []),
         ("data.DataLoader(made, pin_memory=True)", [("ignored", "torch.utils.data.DataLoader")]),
         ("data.DataLoader(made, pin_memory=False)", []),
+        ("data.DataLoader(made, **options)", [("ignored", "torch.utils.data.DataLoader")]),
+        ("subprocess.check_output(['nvidia-smi', '-L'])", [("refused", "nvidia-smi")]),
+        ("os.system('/usr/bin/nvidia-smi')", [("refused", "nvidia-smi")]),
+        ("os.popen(f'nvidia-smi -i {gpu}').read()", [("refused", "nvidia-smi")]),
+        ("print('nvidia-smi'), run('my-nvidia-smi'), run(['cat', 'x'])", []),
         ("o = torch.optim.AdamW(p, capturable=True)", [("adapted", "torch.optim.Optimizer.add_param_group")]),
         ("o = torch.optim.AdamW(p, fused=True)", []),
         ("dist.init_process_group('nccl')", [("exact", "torch.distributed.init_process_group")]),
@@ -257,6 +262,20 @@ def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: py
     assert (
         "so that it runs: nothing to change" in text and "train.py:9 " in text and "non_blocking=True, with" not in text
     )
+
+
+def test_advice_knows_which_steps_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "for x in loader:\n    a.cpu()\n    if rank == 0:\n        b.cpu()\n    elif c.cpu():\n        pass\n"
+        "    if step > 0:\n        if step % 10 == 0:\n            for name, value in named:\n"
+        "                if value.any():\n                    d.cpu()\n"
+        "    def later():\n        e.cpu()\nif rank == 0:\n    for x in loader:\n        f.cpu()\n"
+    )
+    assert cli.main(["scan", str(path), "--target", "cpu", "--advise", "--json"]) == 0
+    said = {each["line"]: each["what"] for each in json.loads(capsys.readouterr().out)["advice"]}
+    every, some = (f".cpu() waits for the device {when}" for when in (tuning.EVERY_STEP, tuning.SOME_STEPS))
+    assert said == {2: every, 4: some, 5: some, 16: every}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ T, S = os.path.dirname(torch.__file__), sysconfig.get_paths()["stdlib"]
         (f"{T}/distributed/launch.py", TORCH),
         (f"{S}/contextlib.py", THROUGH),
         (f"{S}/ctypes/__init__.py", THROUGH),
+        (f"{S}/subprocess.py", THROUGH),
         (f"{S}/importlib/metadata/__init__.py", THROUGH),
         (f"{S}/threading.py", SCRIPT),
         ("<frozen runpy>", THROUGH),

@@ -31,6 +31,7 @@ NO_DRIVER_FOR_DEVICE = (
     "Triton has no driver for {target}, nor with TRITON_INTERPRET=1; write torch.device('cuda') here, then "
     "TRITON_INTERPRET=1 emulates the kernels, slowly"
 )
+NO_NVIDIA_SMI = "nvidia-smi needs NVIDIA's driver; torch.cuda.device_count() and pynvml answer here"
 ACTIVE_DEVICE = "get_active_torch_device"
 CLAIM = "tensors report cpu as their device; with --claim they report cuda:0"
 DEVICE_OF_TENSOR = re.compile(r"(\w*)\W*\.(?:device\b(?!\()|is_cuda\b|is_cpu\b|get_device\()")
@@ -49,6 +50,7 @@ KNOWN = (
     ("without ATen_cuda library", NO_RULE),
     ("arguments from the 'CUDA' backend", NO_RULE),
     ("0 active drivers", NO_DRIVER),
+    ("nvidia-smi", NO_NVIDIA_SMI),
     *((library, OF_CUDA) for library in ("libcudart.so", "libc10_cuda.so", "libtorch_cuda.so", "libcuda.so")),
     (
         "Weights only load failed",

@@ -26,7 +26,7 @@ import torch
 from sightline_migrate import targets, terminal
 from sightline_migrate.options import MigrateError, command
 from sightline_migrate.reporting import report, syncs
-from sightline_migrate.reporting.advice import ACTIVE_DEVICE, NO_DRIVER_FOR_DEVICE, OPTIONS
+from sightline_migrate.reporting.advice import ACTIVE_DEVICE, NO_DRIVER_FOR_DEVICE, NO_NVIDIA_SMI, OPTIONS
 from sightline_migrate.rules.table import Rule, families
 from sightline_migrate.stand_ins import finder, libcudart, missing
 
@@ -54,6 +54,7 @@ SHOWN_AS = ("torch.Tensor.is_cuda", "torch.Tensor.is_cpu", "torch.Tensor.get_dev
 UNREADABLE = ("device", "dtype", "type", "new", "share_memory_")  # too common as names of other things
 LOADS_LIBRARY = ("ctypes.PyDLL", "ctypes.cdll.LoadLibrary", "ctypes.pydll.LoadLibrary")
 CUDART_FUNCTION = re.compile("cuda[A-Z][A-Za-z0-9]+")
+RUN_COMMANDS = ("Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput", "popen", "run", "system")
 KERNEL_OF_TRITON = ("triton.jit", "triton.autotune", "triton.heuristics")
 IMPORTED = ("torch.amp", "torch.cuda", "torch.distributed", "torch.nn", "torch.profiler", "torch.utils.data")
 LOUD = "torch.utils.cpp_extension"  # importing it warns about missing CUDA; its rules are found by name
@@ -294,6 +295,8 @@ class Reader:
             if isinstance(node, ast.Call):
                 called[id(node.func)] = node
                 yield from self._literals(node)
+                if _runs_nvidia_smi(node):
+                    yield node.lineno, "refused", "nvidia-smi", NO_NVIDIA_SMI
             if isinstance(node, ast.Attribute):
                 inner.add(id(node.value))
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -524,14 +527,23 @@ def _is_computed(node: ast.expr | None) -> bool:
 
 
 def _given(call: ast.Call, name: str) -> bool:
-    """Return True if a keyword argument is given and does not switch off."""
-    return any(k.arg == name and _text(k.value) not in ("cpu", "False", "None") for k in call.keywords)
+    """Return True if a keyword argument is given and does not switch off; `**options` may hold it."""
+    return any(
+        k.arg is None or (k.arg == name and _text(k.value) not in ("cpu", "False", "None")) for k in call.keywords
+    )
 
 
 def _opens_cudart(call: ast.Call) -> bool:
     """Return True for `ctypes.CDLL("libcudart.so")` under any name."""
     names = [_text(each) for each in (*call.args[:1], *(k.value for k in call.keywords if k.arg == "name"))]
     return ast.unparse(call.func).endswith(("CDLL", "LoadLibrary")) and any(map(libcudart.is_cudart, names))
+
+
+def _runs_nvidia_smi(call: ast.Call) -> bool:
+    if ast.unparse(call.func).rpartition(".")[2] not in RUN_COMMANDS:
+        return False
+    texts = [_text(each) for argument in call.args[:1] for each in ast.walk(argument) if isinstance(each, ast.Constant)]
+    return any(re.match(r"(\S*/)?nvidia-smi\b", text.strip()) for text in texts)
 
 
 def _has_cuda_sources(call: ast.Call) -> bool:

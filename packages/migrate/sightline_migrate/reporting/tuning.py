@@ -28,6 +28,7 @@ MADE_FROM_BOUNDS = ("torch.randint",)
 PARALLEL = ("torch.nn.parallel.DistributedDataParallel", "torch.distributed.init_process_group")
 CONVOLUTIONS = ("torch.nn.Conv2d", "torchvision.models", "timm.create_model")
 NORMS = ("torch.nn.BatchNorm2d", "torchvision.models", "timm.create_model")
+EVERY_STEP, SOME_STEPS = "in every step", "in each step where its `if` holds"
 WAITS = ("item", "cpu", "tolist", "numpy")
 WAITING_CALLS = ("torch.cuda.synchronize", "torch.cuda.empty_cache")
 
@@ -66,17 +67,17 @@ class _Advisor:
         self.text = text
         self.tree = ast.parse(text)
         self.reader = Reader(self.tree, rules)
-        self.calls = list(_calls(self.tree, is_in_loop=False))
+        self.calls = list(_calls(self.tree))
         self.names = {self.reader.dotted(node) for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)}
         self.names |= set(self.reader.aliases.values())
         self.assigned = _assigned_once(self.tree)
 
     def advice(self) -> Iterator[Found]:
-        for call, is_in_loop in self.calls:
+        for call, when in self.calls:
             name = self.reader.dotted(call.func)
             method = call.func.attr if isinstance(call.func, ast.Attribute) and not name else ""
             for check in (self._copies, self._waits, self._layout):
-                yield from check(call, name, method, is_in_loop)
+                yield from check(call, name, method, when)
             for names, say in OF_CALLS:
                 if name in names and not any(keyword.arg is None for keyword in call.keywords):  # **options: unknown
                     yield from say(self, call)
@@ -84,10 +85,10 @@ class _Advisor:
     def uses(self, names: Sequence[str]) -> bool:
         return any(f"{used}.".startswith(name + ".") for used in self.names for name in names)
 
-    def _copies(self, call: ast.Call, name: str, method: str, is_in_loop: bool) -> Iterator[Found]:
-        if is_in_loop and self._moves(call, method) and not _has(call, "non_blocking"):
+    def _copies(self, call: ast.Call, name: str, method: str, when: str) -> Iterator[Found]:
+        if when and self._moves(call, method) and not _has(call, "non_blocking"):
             remedy = "non_blocking=True, with pin_memory=True in the DataLoader"
-            yield call.lineno, FAST, f".{method}() waits for the copy in every step", remedy
+            yield call.lineno, FAST, f".{method}() waits for the copy {when}", remedy
 
     def _moves(self, call: ast.Call, method: str) -> bool:
         """Return True for `.cuda()` and `.to(device)`."""
@@ -96,18 +97,13 @@ class _Advisor:
         places = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "device")]
         return any(self.reader._may_be_device(place) for place in places)
 
-    def _waits(self, call: ast.Call, name: str, method: str, is_in_loop: bool) -> Iterator[Found]:
-        if is_in_loop and (method in WAITS or name in WAITING_CALLS):
+    def _waits(self, call: ast.Call, name: str, method: str, when: str) -> Iterator[Found]:
+        if when and (method in WAITS or name in WAITING_CALLS):
             remedy = "sum on the device, and read it every N steps, e.g. under `if step % N == 0`"
-            yield call.lineno, FAST, f"{name or f'.{method}()'} waits for the device in every step", remedy
+            yield call.lineno, FAST, f"{name or f'.{method}()'} waits for the device {when}", remedy
 
-    def _layout(self, call: ast.Call, name: str, method: str, is_in_loop: bool) -> Iterator[Found]:
-        if (
-            not is_in_loop
-            and self._moves(call, method)
-            and self.uses(CONVOLUTIONS)
-            and "channels_last" not in self.text
-        ):
+    def _layout(self, call: ast.Call, name: str, method: str, when: str) -> Iterator[Found]:
+        if not when and self._moves(call, method) and self.uses(CONVOLUTIONS) and "channels_last" not in self.text:
             remedy = "model.to(memory_format=torch.channels_last), and the same for the images"
             yield call.lineno, FAST, "convolutions of images run faster in channels_last", remedy
 
@@ -204,21 +200,23 @@ OF_CALLS: tuple[tuple[tuple[str, ...], Callable[[_Advisor, ast.Call], Iterator[F
 )
 
 
-def _calls(node: ast.AST, is_in_loop: bool) -> Iterator[tuple[ast.Call, bool]]:
-    """Yield (call, True if it is in a loop over batches, and not only in some of its steps)."""
+def _calls(node: ast.AST, when: str = "", is_rare: bool = False) -> Iterator[tuple[ast.Call, str]]:
+    """Yield (call, when a loop over batches makes it); "" outside, and where it is made in some steps only."""
     if isinstance(node, ast.Call):
-        yield node, is_in_loop
+        yield node, "" if is_rare else when
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        is_in_loop = False
-    if isinstance(node, ast.If) and "%" in ast.unparse(node.test):
-        is_in_loop = False
+        when, is_rare = "", False
+    if isinstance(node, ast.If) and when:
+        is_rare = is_rare or "%" in ast.unparse(node.test)
     for name, value in ast.iter_fields(node):
-        inside = is_in_loop or (
-            name == "body" and isinstance(node, ast.For) and "epoch" not in ast.unparse(node.target)
-        )
+        inside = when
+        if name == "body" and isinstance(node, ast.For) and "epoch" not in ast.unparse(node.target):
+            inside = when or EVERY_STEP
+        elif name in ("body", "orelse") and isinstance(node, ast.If) and when:
+            inside = SOME_STEPS
         for each in value if isinstance(value, list) else (value,):
             if isinstance(each, ast.AST):
-                yield from _calls(each, inside)
+                yield from _calls(each, inside, is_rare)
 
 
 def _assigned_once(tree: ast.AST) -> dict[str, ast.expr]:

@@ -36,6 +36,7 @@ FAMILIES = (
     "rules.distributed",
     "rules.parallel",
     "rules.data",
+    "rules.children",
     "stand_ins.finder",
     "stand_ins.libcudart",
 )
