@@ -122,6 +122,16 @@ def test_a_line_that_only_the_careful_parser_reads_ends_a_search_at_once(line: s
     assert plain_yaml._parsed(f"names:\n{text}{line}\n")["names"][79] == "class79"
 
 
+@pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="PyYAML is built without libyaml")
+def test_up_to_64_levels_are_read_by_the_fast_parser(monkeypatch):
+    careful = []
+    monkeypatch.setattr(plain_yaml, "_PlainLoader", lambda text: careful.append(text) or yaml.SafeLoader(text))
+    for text in ("[" * 64 + "]" * 64, "- [{}]\n" * 32):
+        assert plain_yaml._parsed(text) and not careful
+    for text in ("[" * 65 + "]" * 65, "- [{}, []]\n" * 22):
+        assert plain_yaml._parsed(text) and careful.pop()
+
+
 def test_what_stands_for_a_value_is_refused_by_both():
     for text in ("=:", "a: =", "[=, b]", "- ="):
         assert read(text)[0] is False, text

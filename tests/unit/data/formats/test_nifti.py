@@ -109,7 +109,8 @@ def test_written_as_nibabel_reads_it(tmp_path, shape, name):
     write_volume(tmp_path / name, voxels, AFFINE)
     image = nibabel.load(tmp_path / name)
     assert np.array_equal(np.asarray(image.dataobj), voxels.T) and np.allclose(image.affine, AFFINE)
-    assert image.header.get_xyzt_units()[0] == "mm" and image.get_data_dtype() == np.uint8
+    assert image.header["sform_code"] == 1 and image.header.get_xyzt_units()[0] == "mm"
+    assert image.get_data_dtype() == np.uint8
     assert [path.name for path in tmp_path.iterdir()] == [name]
     first = (tmp_path / name).read_bytes()
     write_volume(tmp_path / name, voxels, AFFINE)

@@ -114,6 +114,8 @@ GONE = object()
         (("cases", 0, "shape"), [3, 16], r"shape of liver_0 is \[3, 16\]"),
         (("cases", 0, "shape"), [3, 16, 10**9], "shape of liver_0 is"),
         (("cases", 0, "shape"), [True, 16, 8], "shape of liver_0 is"),
+        (("cases", 0, "shape"), [3, 0, 8], "liver_0 has a side of 0"),
+        (("cases", 0, "resampled"), [0, 16, 8], "liver_0 has a side of 0"),
         (("cases", 0, "end"), [3, 21, 9], "box of liver_0 does not lie"),
         (("cases", 0, "spacing"), [1, 1, math.nan], "spacing of liver_0"),
         (("spec", "channels"), 0, "0 channels"),

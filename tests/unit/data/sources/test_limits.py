@@ -1,0 +1,101 @@
+"""Limits of readers of boxes and tables, at their exact borders."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sightline.data.sources import box_images, cvat, open_boxes, table_columns, voc, yolo
+from sightline.errors import BadData
+
+
+def test_folders_that_were_seen_do_not_end_a_list(tmp_path):
+    folder = tmp_path
+    for level in range(12):  # in which order folders are looked into is the system's choice
+        (folder / "a").mkdir()
+        (folder / "again").symlink_to(tmp_path)
+        (folder / f"{level}.txt").touch()
+        folder /= "a"
+    assert len(box_images.list_files(tmp_path, (".txt",)).files) == 12
+
+
+def test_cells_and_labels_of_a_column_that_may_be_labels():
+    for cell, is_short in (("x" * 1000, True), ("x" * 1001, False)):
+        content = table_columns._Content()
+        content.add(cell)
+        assert content.is_short is is_short
+    content = table_columns._Content()
+    content.labels = set(map(str, range(10_000)))
+    content.add("x")
+    assert content.is_short and len(content.labels) == 10_001
+    content.add("y")
+    assert not content.is_short
+
+
+def test_names_in_xml_have_1000_letters():
+    def read(text: str) -> voc.Annotation:
+        return voc.read_annotation(text.encode(), "a.xml", lambda *said: pytest.fail(f"{said}"))
+
+    box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax></bndbox>"
+    for letters in (999, 1000, 1001):
+        name = "a&amp;" * 20 + "x" * (letters - 40)
+        found = read(f"<annotation><object><name>{name}</name>{box}</object></annotation>")
+        assert len(found.boxes[0].name) == min(letters, 1000)
+
+
+def test_several_zips_of_cvat_are_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    xml = '<annotations><version>1.1</version><image name="a.png" width="8" height="6"/></annotations>'
+    for name in ("a.zip", "b.zip"):
+        with zipfile.ZipFile(tmp_path / "data" / name, "w") as packed:
+            packed.writestr("annotations.xml", xml)
+            packed.write(tmp_path / "a.png", "images/a.png")
+    assert cvat.detect(str(tmp_path / "data"))
+    with pytest.raises(
+        BadData, match="data holds 2 zips of CVAT beside other exports; give one of them as --data.path"
+    ):
+        open_boxes("cvat", str(tmp_path / "data"), "train")
+    (tmp_path / "data" / "b.zip").rename(tmp_path / "b.zip")
+    assert (
+        cvat.TOOL.layout_at(str(tmp_path / "data")).train == cvat.TOOL.layout_at(str(tmp_path / "data" / "a.zip")).train
+    )
+    (tmp_path / "data" / "annotations.xml").write_text(xml)
+    with pytest.raises(BadData, match="data holds 1 zips of CVAT beside other exports"):
+        open_boxes("cvat", str(tmp_path / "data"), "train")
+
+
+def test_a_damaged_zip_of_cvat_is_known_by_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(cvat, "_DIRECTORY", 100)
+    file = tmp_path / "a.zip"
+    for data, is_cvat in (
+        (b"annotations.xml" + b"x" * 85, True),
+        (b"x" * 9 + b"annotations.xml" + b"x" * 85, True),
+        (b"annotations.xml" + b"x" * 86, False),
+        (b"", False),
+    ):
+        file.write_bytes(data)
+        assert cvat._is_zip_of_cvat(file) is is_cvat and cvat.detect(str(file)) is is_cvat
+    assert not cvat._is_zip_of_cvat(tmp_path / "none.zip")
+
+
+def test_a_description_says_why_its_test_split_is_none(tmp_path: Path):
+    for split in ("train", "val", "test"):
+        for kind in ("images", "labels"):
+            (tmp_path / kind / split).mkdir(parents=True)
+        Image.new("RGB", (8, 6)).save(tmp_path / "images" / split / "a.png")
+        (tmp_path / "labels" / split / "a.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+    layout = yolo.layout_at(str(tmp_path))
+    assert layout.test and not layout.no_test
+    kept = tmp_path / "run" / "data.yaml"
+    kept.parent.mkdir()
+
+    kept.write_text(json.dumps(layout.as_values()))
+    assert yolo.layout_at(str(kept)).test and not yolo.layout_at(str(kept)).no_test
+    shutil.rmtree(tmp_path / "labels" / "test")
+    kept.write_text(json.dumps(layout.as_values() | {"test": str(tmp_path / "images" / "test")}))
+    found = yolo.layout_at(str(kept))
+    assert found.test is None and found.no_test.startswith(f"{tmp_path / 'images' / 'test'} has no labels; expected")
