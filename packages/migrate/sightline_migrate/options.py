@@ -33,7 +33,7 @@ class MigrateOptions:
     """All options; each field is `--name` on the command line and SIGHTLINE_MIGRATE_NAME in the environment."""
 
     target: str = "auto"
-    """device to run on: auto, cpu, hpu, xpu, mps, npu, or the name of another PyTorch backend"""
+    """device to run on: auto, cpu, hpu, xpu, npu, musa, mps, or the name of another PyTorch backend"""
     fp16_to_bf16: bool = False
     """use bfloat16 wherever the script asks for float16"""
     float32: bool = False
