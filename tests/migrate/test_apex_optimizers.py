@@ -154,6 +154,28 @@ def test_optimizers_torch_has_too(apex: Any, name: str, options: dict[str, Any],
     expect_close(stepped(getattr(apex.optimizers, name), **options), stepped(of_torch))
 
 
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_master_weights(apex: Any, dtype: torch.dtype, decoupled: bool):
+    """Against torch's optimizer of fp32 weights: steps below the resolution of 16 bits add up."""
+    options = {"lr": 1e-5, "weight_decay": 0.1}
+    given = {"adam_w_mode": decoupled, "capturable": True, "master_weights": True}
+
+    def left(of_group: Callable[..., Any], dtype: torch.dtype, steps: int = 100) -> torch.Tensor:
+        weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0, 0.5]).to(dtype))
+        optimizer = of_group([weight], **options)
+        for step in range(steps):
+            weight.grad = torch.tensor([1.0, -1.0, 0.5 + step, 2.0]).to(dtype)
+            optimizer.step()
+        return weight.detach()
+
+    got = left(lambda p, **o: apex.optimizers.FusedAdam(p, **o, **given), dtype)
+    want = left(torch.optim.AdamW if decoupled else torch.optim.Adam, torch.float32)
+    assert got.dtype is dtype and torch.equal(got, want.to(dtype))
+    unmoved = left(lambda p, **o: apex.optimizers.FusedAdam(p, **o, adam_w_mode=decoupled), dtype)
+    assert torch.equal(unmoved, torch.tensor([1.0, -2.0, 3.0, 0.5]).to(dtype)) and not torch.equal(got, unmoved)
+
+
 def test_decay_after_momentum(apex: Any):
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "wd_after_momentum": True}
     weights, buffers = [each.copy() for each in START], [np.zeros_like(each) for each in START]

@@ -118,6 +118,14 @@ def test_optimizers_have_no_amsgrad(apex: Any, name: str):
         getattr(apex.optimizers, name)([nn.Parameter(torch.ones(2))], amsgrad=True)
 
 
+def test_what_apex_refuses_is_refused(apex: Any):
+    with pytest.raises(RuntimeError, match="master_weights=True needs capturable=True"):
+        apex.optimizers.FusedAdam([nn.Parameter(torch.ones(2))], master_weights=True)
+    for name in ("FusedLayerNorm", "FusedRMSNorm"):
+        with pytest.raises(RuntimeError, match=f"Mixed{name} always has weights.*use {name}"):
+            getattr(apex.normalization, f"Mixed{name}")(8, elementwise_affine=False)
+
+
 def test_larc_is_otherwise_the_optimizer_that_it_wraps(apex: Any):
     weight = nn.Parameter(torch.ones(3))
     inner = torch.optim.SGD([weight], lr=0.25, momentum=0.5)
@@ -231,6 +239,41 @@ def test_amp_levels(apex: Any, level: str, inside: torch.dtype, scale: float):
     schedule.step()
     assert amp.state_dict()["loss_scaler0"]["loss_scale"] == scale
     assert kinds("apex.amp.initialize") == {"adapted"}
+
+
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_amp_runs_in_the_type_that_is_asked_for(apex: Any, asked: torch.dtype):
+    model, optimizer = Small(), torch.optim.SGD(Small().parameters(), lr=0.1)
+    apex.amp.initialize(model, optimizer, opt_level="O2", cast_model_type=asked)
+    with apex.amp.scale_loss(model(torch.ones(1, 4))["y"].sum(), optimizer):
+        assert model.seen == [asked]
+    assert apex.amp.state_dict()["loss_scaler0"]["loss_scale"] == (65536.0 if asked is torch.float16 else 1.0)
+
+
+def test_amp_leaves_the_check_for_an_overflow_to_the_script(apex: Any):
+    """NVIDIA's BERT reduces gradients over ranks first."""
+    weight = nn.Parameter(torch.tensor([2.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    apex.amp.initialize(nn.Identity(), optimizer, opt_level="O2")
+    with apex.amp.scale_loss((weight * float("inf")).sum(), optimizer, delay_overflow_check=True) as scaled:
+        scaled.backward()
+    optimizer.step()
+    assert weight.isinf().all() and apex.amp.state_dict()["loss_scaler0"]["loss_scale"] == 65536.0
+
+
+def test_ranks_may_average_in_float32(apex: Any, monkeypatch: pytest.MonkeyPatch):
+    """Of one rank: its own gradients, sent in float32, in the type of the weights."""
+    dist, sent = torch.distributed, []
+    send = dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", lambda x, **how: sent.append(x.dtype) or send(x, **how))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = apex.parallel.DistributedDataParallel(nn.Linear(2, 1).half(), allreduce_always_fp32=True)
+        model(torch.ones(3, 2).half()).sum().backward()
+        assert model.module.weight.grad.dtype is torch.float16 and model.module.weight.grad.tolist() == [[3.0, 3.0]]
+        assert sent == [torch.float32]
+    finally:
+        dist.destroy_process_group()
 
 
 def test_amp_model_can_be_copied_and_saved(apex: Any):

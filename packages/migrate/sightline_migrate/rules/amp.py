@@ -112,9 +112,9 @@ def _dtypes_on(session: Session) -> dict[Any, torch.dtype]:
     return {**found, None: found[CUDA_DEFAULT]}
 
 
-def runs_in_float16(session: Session) -> bool:
-    """Return True if autocast to float16 stays: neither in another type nor off."""
-    return session.options.amp != "off" and dtype_on(session, torch.float16) is torch.float16
+def runs_in_float16(session: Session, asked: torch.dtype = CUDA_DEFAULT) -> bool:
+    """Return True if autocast to that type runs in float16: it is float16, and neither in another type nor off."""
+    return session.options.amp != "off" and dtype_on(session, asked) is torch.float16
 
 
 def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:

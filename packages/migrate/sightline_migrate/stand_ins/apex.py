@@ -61,7 +61,6 @@ class FusedLayerNorm(nn.LayerNorm):
         normalized_shape: Any,
         eps: float = 1e-5,
         elementwise_affine: bool = True,
-        *,
         memory_efficient: bool = False,
     ) -> None:
         record.hit(_NORMALIZATION["FusedLayerNorm"], (normalized_shape,))
@@ -74,7 +73,7 @@ class MixedFusedLayerNorm(FusedLayerNorm):
     __module__ = "apex.normalization.fused_layer_norm"
 
     def __init__(self, normalized_shape: Any, eps: float = 1e-5, **kwargs: Any) -> None:
-        kwargs.pop("elementwise_affine", None)
+        _refuse_without_weights("MixedFusedLayerNorm", kwargs.pop("elementwise_affine", True))
         super().__init__(normalized_shape, eps, True, **kwargs)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -91,7 +90,6 @@ class FusedRMSNorm(nn.RMSNorm):
         normalized_shape: Any,
         eps: float = 1e-5,
         elementwise_affine: bool = True,
-        *,
         memory_efficient: bool = False,
     ) -> None:
         record.hit(_NORMALIZATION["FusedRMSNorm"], (normalized_shape,))
@@ -104,11 +102,16 @@ class MixedFusedRMSNorm(FusedRMSNorm):
     __module__ = "apex.normalization.fused_layer_norm"
 
     def __init__(self, normalized_shape: Any, eps: float = 1e-5, **kwargs: Any) -> None:
-        kwargs.pop("elementwise_affine", None)
+        _refuse_without_weights("MixedFusedRMSNorm", kwargs.pop("elementwise_affine", True))
         super().__init__(normalized_shape, eps, True, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         return mixed_dtype_fused_rms_norm_affine(x, self.weight, self.normalized_shape, self.eps or 0.0)
+
+
+def _refuse_without_weights(name: str, elementwise_affine: bool) -> None:
+    if not elementwise_affine:
+        raise RuntimeError(f"{name} always has weights, as in apex; without them use {name.removeprefix('Mixed')}")
 
 
 def _shape(normalized_shape: Any) -> tuple[int, ...]:
@@ -164,7 +167,11 @@ def mixed_dtype_fused_rms_norm_affine(
 
 
 class DistributedDataParallel(nn.parallel.DistributedDataParallel):
-    """torch's own with apex's signature; torch decides about buckets, streams and division."""
+    """torch's own with apex's signature; torch decides about buckets, streams and when to divide.
+
+    So these change no result: message_size, allreduce_trigger_params, num_allreduce_streams, allreduce_communicators,
+    gradient_predivide_factor and prof. There is no attribute allreduce_buffers to read.
+    """
 
     __module__ = "apex.parallel.distributed"
 
@@ -187,18 +194,22 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         record.hit(_PARALLEL["DistributedDataParallel"], (module,))
         # With delay_allreduce apex waits for the end of backward, so that parameters may be unused.
         super().__init__(module, find_unused_parameters=delay_allreduce)
-        if not gradient_average:
-            self.register_comm_hook(None, _sum_of_ranks)
+        if allreduce_always_fp32 or not gradient_average:
+            self.register_comm_hook((gradient_average, allreduce_always_fp32), _reduced)
 
 
-def _sum_of_ranks(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+def _reduced(state: tuple[bool, bool], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Return the sum or, if the first of `state` is True, the average over ranks; the second asks for sums in fp32."""
+    is_average, is_wide = state
+    gradients = bucket.buffer()
+    sent = gradients.float() if is_wide else gradients
+    work = dist.all_reduce(sent / dist.get_world_size() if is_average else sent, async_op=True)
     assert work is not None
-    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0].to(gradients.dtype))
     return future
 
 
-_sum_of_ranks.__annotations__ = {}  # DistributedDataParallel expects classes here, not strings
+_reduced.__annotations__ = {}  # DistributedDataParallel expects classes here, not strings
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):

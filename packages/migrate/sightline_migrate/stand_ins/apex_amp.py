@@ -92,7 +92,11 @@ def initialize(
     min_loss_scale: float | None = None,
     max_loss_scale: float = 2.0**24,
 ) -> Any:
-    """Prepare models and optimizers, alone or in lists; return the same objects."""
+    """Prepare models and optimizers, alone or in lists; return the same objects.
+
+    Weights, also those of batch norm, stay fp32 whatever master_weights and keep_batchnorm_fp32 say, and autocast
+    replaces patch_torch_functions.
+    """
     record.hit(RULES["initialize"], (models,), {"opt_level": opt_level, "enabled": enabled})
     if opt_level not in LEVELS:
         raise RuntimeError(f"opt_level={opt_level!r} is not known; use one of {', '.join(LEVELS)} (letter O, not zero)")
@@ -100,16 +104,17 @@ def initialize(
     _amp_state.is_enabled = enabled
     if not enabled:
         return models if optimizers is None else (models, optimizers)
-    is_mixed = LEVELS[opt_level] is not None
+    narrow = cast_model_type or torch.float16
+    is_mixed = LEVELS[opt_level] is not None and narrow is not torch.float32
     wanted = loss_scale if loss_scale is not None else LEVELS[opt_level] or 1.0
     active = session.active()
-    scales = is_mixed and active is not None and amp.runs_in_float16(active)
+    scales = is_mixed and active is not None and amp.runs_in_float16(active, narrow)
     _amp_state.loss_scalers = [
         LossScaler(_number(wanted) if scales else 1.0, min_loss_scale, max_loss_scale) for _ in range(num_losses)
     ]
     for model in _as_list(models) if is_mixed else ():
         if not isinstance(model.forward, MixedForward):
-            model.forward = MixedForward(model.forward, cast_model_outputs or torch.float32)
+            model.forward = MixedForward(model.forward, narrow, cast_model_outputs or torch.float32)
     for optimizer in [] if optimizers is None else _as_list(optimizers):
         if not hasattr(optimizer, "_amp_stash"):
             _make_skippable(optimizer)
@@ -127,14 +132,15 @@ def _as_list(one_or_many: Any) -> list[Any]:
 class MixedForward:
     """Replaces a model's forward; an object, not a closure, so that the model can be copied and pickled."""
 
-    def __init__(self, forward: Callable[..., Any], result_type: torch.dtype) -> None:
+    def __init__(self, forward: Callable[..., Any], narrow: torch.dtype, result_type: torch.dtype) -> None:
         self.forward = forward
+        self.narrow = narrow
         self.result_type = result_type
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Scripts for O2 and O3 may pass float16 inputs, which do not fit fp32 weights if autocast is off.
         args, kwargs = cast(args, torch.float32), cast(kwargs, torch.float32)
-        with torch.autocast("cuda"):
+        with torch.autocast("cuda", self.narrow):
             result = self.forward(*args, **kwargs)
         return cast(result, self.result_type)
 
@@ -196,7 +202,10 @@ def scale_loss(
     delay_unscale: bool = False,
     delay_overflow_check: bool = False,
 ) -> Iterator[Any]:
-    """Scale a loss: `with scale_loss(loss, optimizer) as scaled: scaled.backward()`; unscale gradients on exit."""
+    """Scale a loss: `with scale_loss(loss, optimizer) as scaled: scaled.backward()`; unscale gradients on exit.
+
+    `model` is unused in apex, too; with delay_overflow_check the script itself looks for an overflow.
+    """
     if not _amp_state.is_initialized:
         raise RuntimeError("amp.scale_loss needs amp.initialize; call model, optimizer = amp.initialize(...) first")
     if not _amp_state.is_enabled:
@@ -216,6 +225,8 @@ def scale_loss(
             optimizer._amp_stash.holds_scaled = True
         return
     finite = [_unscale(optimizer, scaler) for optimizer in used]  # a list: all of them must be unscaled
+    if delay_overflow_check:
+        return
     is_finite = all(finite)
     scaler.update(is_finite)
     if not is_finite and scaler.dynamic:

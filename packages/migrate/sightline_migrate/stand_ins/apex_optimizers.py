@@ -23,11 +23,14 @@ RULES |= counted_rules("apex.parallel", {"LARC": "the same update in plain torch
 class _Fused(Optimizer):
     """Base of apex's optimizers: one step count per group, zero_grad obeys set_grad_none."""
 
+    master_weights = False
+
     def __init__(self, params: Any, set_grad_none: bool, **defaults: Any) -> None:
         rule = next(RULES[kind.__name__] for kind in type(self).__mro__ if kind.__name__ in RULES)
         record.hit(rule, (), defaults)
         super().__init__(params, defaults)
         self.set_grad_none = set_grad_none
+        self._masters: dict[Tensor, Tensor] = {}  # fp32 copies of weights in 16 bits; as in apex they are not saved
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         super().zero_grad(set_to_none=self.set_grad_none if set_to_none is None else set_to_none)
@@ -46,16 +49,19 @@ class _Fused(Optimizer):
                     continue
                 if parameter.grad.is_sparse:
                     raise RuntimeError(f"{type(self).__name__} cannot use sparse gradients; use torch.optim.SparseAdam")
-                change = self._change(parameter, parameter.grad.float(), group, shared)
-                parameter.copy_(parameter.float() - change)
+                weights = self._masters.get(parameter, parameter).float()
+                weights = weights - self._change(parameter, weights, parameter.grad.float(), group, shared)
+                if self.master_weights:
+                    self._masters[parameter] = weights
+                parameter.copy_(weights)
         return loss
 
     def _of_all_groups(self) -> Any:
         """Return a value over all groups that every update needs."""
         return None
 
-    def _change(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
-        """Return the value to subtract from a parameter, in fp32."""
+    def _change(self, parameter: Tensor, weights: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
+        """Return the value to subtract from the weights of a parameter, in fp32."""
         raise NotImplementedError
 
     def _moment(self, parameter: Tensor, name: str) -> Tensor:
@@ -79,7 +85,10 @@ def _refuse_amsgrad(name: str, amsgrad: bool) -> None:
 
 
 class FusedAdam(_Fused):
-    """Adam; with adam_w_mode weight decay is decoupled from the moments."""
+    """Adam; with adam_w_mode weight decay is decoupled from the moments.
+
+    `capturable` serves CUDA graphs alone; as in apex, master_weights needs it.
+    """
 
     __module__ = "apex.optimizers.fused_adam"
 
@@ -98,7 +107,10 @@ class FusedAdam(_Fused):
         master_weights: bool = False,
     ) -> None:
         _refuse_amsgrad("FusedAdam", amsgrad)
+        if master_weights and not capturable:
+            raise RuntimeError("FusedAdam: master_weights=True needs capturable=True, as in apex; add it")
         self.adam_w_mode = int(adam_w_mode)
+        self.capturable, self.master_weights = capturable, master_weights
         super().__init__(
             params,
             set_grad_none,
@@ -109,8 +121,8 @@ class FusedAdam(_Fused):
             weight_decay=weight_decay,
         )
 
-    def _change(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
-        decay = group["weight_decay"] * parameter.float()
+    def _change(self, parameter: Tensor, weights: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
+        decay = group["weight_decay"] * weights
         update = _adam(self, parameter, grad if self.adam_w_mode else grad + decay, group, 1 - group["betas"][0])
         return group["lr"] * (update + decay if self.adam_w_mode else update)
 
@@ -170,8 +182,7 @@ class FusedLAMB(_Fused):
             return None
         return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]))
 
-    def _change(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
-        weights = parameter.float()
+    def _change(self, parameter: Tensor, weights: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
         decay = group["weight_decay"] * weights
         if group["max_grad_norm"] > 0:
             grad = grad / (shared / group["max_grad_norm"]).clamp(min=1.0)
@@ -223,13 +234,13 @@ class FusedNovoGrad(_Fused):
             init_zero=init_zero,
         )
 
-    def _change(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
+    def _change(self, parameter: Tensor, weights: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
         first, _ = group["betas"]
         mean, size = self._moment(parameter, "exp_avg"), self._size(parameter, grad, group)
         of_mean, of_square = _corrections(group)
         bound = size / of_square**0.5 + group["eps"]
         share = 1 - first if group["grad_averaging"] else 1.0
-        decay = group["weight_decay"] * parameter.float()
+        decay = group["weight_decay"] * weights
         if self.moment_mode == 0:
             mean.mul_(first).add_(grad / bound + decay, alpha=share)
             return group["lr"] * mean / of_mean
@@ -266,8 +277,8 @@ class FusedAdagrad(_Fused):
         self.adagrad_w_mode = int(adagrad_w_mode)
         super().__init__(params, set_grad_none, lr=lr, eps=eps, weight_decay=weight_decay)
 
-    def _change(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
-        total, decay = self._moment(parameter, "sum"), group["weight_decay"] * parameter.float()
+    def _change(self, parameter: Tensor, weights: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
+        total, decay = self._moment(parameter, "sum"), group["weight_decay"] * weights
         if not self.adagrad_w_mode:
             grad = grad + decay
         total.addcmul_(grad, grad)
@@ -276,7 +287,10 @@ class FusedAdagrad(_Fused):
 
 
 class FusedSGD(_Fused):
-    """torch's SGD; with wd_after_momentum weight decay is applied after momentum."""
+    """torch's SGD; with wd_after_momentum weight decay is applied after momentum.
+
+    materialize_master_grads saves memory in apex's O2; results are the same.
+    """
 
     __module__ = "apex.optimizers.fused_sgd"
 
@@ -305,8 +319,8 @@ class FusedSGD(_Fused):
             nesterov=nesterov,
         )
 
-    def _change(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
-        decay = group["weight_decay"] * parameter.float()
+    def _change(self, parameter: Tensor, weights: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
+        decay = group["weight_decay"] * weights
         update = grad if self.wd_after_momentum else grad + decay
         if group["momentum"]:
             state = self.state[parameter]
