@@ -522,20 +522,9 @@ def test_what_is_said_of_regions_and_images(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "said"),
-    [
-        ("IM0001", b"\0" * 128 + b"DICM" + b"\2", "DICOM .*IM0001.*dcm2niix"),
-        ("dataset_description.json", b'{"Name": "a", "BIDSVersion": "1.8.0"}', "a BIDS dataset .*prepare decathlon"),
-        ("a.csv", b"filename,file_size,region_shape_attributes,region_attributes\n", "VIA's csv .*as json"),
-        ("a.json", b'[{"image": "a.jpg", "annotations": [{"coordinates": {}}]}]', "Create ML .*choose COCO or YOLO"),
-        ("a.ndjson", b'{"data_row": {"id": "x"}, "projects": {}}', "Labelbox .*COCO"),
-        ("a.h5", b"\x89HDF\r\n", "an HDF5 file .*tar"),
-    ],
-)
-def test_data_of_other_tools_name_them_and_the_way_out(tmp_path, name, data, said):
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(UsageError, match=f"holds .*{said}"):
+def test_data_of_other_tools_name_them_and_the_way_out(tmp_path):
+    (tmp_path / "IM0001").write_bytes(b"\0" * 128 + b"DICM" + b"\2")
+    with pytest.raises(UsageError, match="holds DICOM .*IM0001.*dcm2niix"):
         open_boxes("auto", str(tmp_path), "train")
 
 
