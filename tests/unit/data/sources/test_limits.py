@@ -1,6 +1,7 @@
 """Limits of readers of boxes and tables, at their exact borders."""
 
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sightline.data.sources import box_images, cvat, open_boxes, table_columns, voc, yolo
+from sightline.data.sources import SourceOptions, box_images, cvat, open_boxes, table_columns, voc, yolo
 from sightline.errors import BadData
 
 
@@ -99,3 +100,21 @@ def test_a_description_says_why_its_test_split_is_none(tmp_path: Path):
     kept.write_text(json.dumps(layout.as_values() | {"test": str(tmp_path / "images" / "test")}))
     found = yolo.layout_at(str(kept))
     assert found.test is None and found.no_test.startswith(f"{tmp_path / 'images' / 'test'} has no labels; expected")
+
+
+def test_what_a_list_of_images_elsewhere_gave_is_kept(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.new("RGB", (8, 6)).save(tmp_path / "images" / f"{name}.png")
+        (tmp_path / "images" / f"{name}.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.txt").write_text("../images/a.png\n../images/b.png\n")
+    (tmp_path / "data" / "data.yaml").write_text("train: train.txt\nnames: [x]\n")
+    for file in [tmp_path / "data" / "train.txt", *(tmp_path / "images").iterdir()]:
+        os.utime(file, (1e9, 1e9))
+    first = open_boxes("yolo", str(tmp_path / "data"), "val", SourceOptions(split="all"))
+    assert [each.name for each in tmp_path.rglob(".sightline-index-*")] == [".sightline-index-yolo-train"]
+    monkeypatch.setattr(yolo, "sides_of", lambda _: pytest.fail("images were read again"))
+    again = open_boxes("yolo", str(tmp_path / "data"), "val", SourceOptions(split="all"))
+    assert [again.name(row) for row in range(2)] == [first.name(row) for row in range(2)]
+    assert again.fingerprint == first.fingerprint
