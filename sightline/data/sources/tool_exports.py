@@ -527,17 +527,18 @@ class _Reading:
         )
         splits = self._splits(names)
         spans = np.asarray([self.marked[name][:3] for name in names], np.int64)
+        file_of, starts, stops = np.ascontiguousarray(spans.T)
         sorted_tags = sorted(self.tag_names)
         places = {old: place for place, old in enumerate(self.tag_names[each] for each in sorted_tags)}
         rows = [[places[each] for each in dict.fromkeys(tags[name])] for name in names]
         return Read(
             self.files,
             annotations,
-            np.ascontiguousarray(spans[:, 0]),
-            np.ascontiguousarray(spans[:, 1]),
-            np.ascontiguousarray(spans[:, 2]),
+            file_of,
+            starts,
+            stops,
             np.asarray([each for row in rows for each in row], np.int64),
-            np.cumsum([len(row) for row in rows], dtype=np.int64),
+            np.cumsum([len(row) for row in rows]),
             splits,
             index_files.Names.of([each.encode() for each in sorted_tags]),
             index_files.Names.of(

@@ -75,3 +75,63 @@ def test_an_entry_beyond_its_bound_is_not_read_to_its_end(monkeypatch: pytest.Mo
     with pytest.raises(BadData, match="is not a whole JSON file: Unterminated string"):
         list(entries)
     assert letters - sum(1 for _ in left) <= 100 + 4
+
+
+def members(data: bytes, within: str = "", size: int = 7) -> list[tuple[str, object, bytes]]:
+    lists = JsonLists((data[at : at + size] for at in range(0, len(data), size)), "x.json")
+    found = []
+    for key, value in lists.members(within):
+        start, stop = lists.span()
+        found.append((key, value, data[start:stop]))
+    return found
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b" \n"])
+@pytest.mark.parametrize("size", [3, 7, 10**6])
+def test_members_of_an_object_are_found_again_by_their_bytes(monkeypatch, before, size):
+    monkeypatch.setattr(json_lists, "BLOCK", 3)
+    data = before + '{"ä": {"k": ["ö"]}, "b" : 12, "in": {"c": 3 ,"d": "é"}, "last": [ ]} \n'.encode()
+    assert members(data, "", size) == [
+        ("ä", {"k": ["ö"]}, '{"k": ["ö"]}'.encode()),
+        ("b", 12, b"12"),
+        ("in", {"c": 3, "d": "é"}, '{"c": 3 ,"d": "é"}'.encode()),
+        ("last", [], b"[ ]"),
+    ]
+    assert members(data, "in", size) == [("c", 3, b"3"), ("d", "é", '"é"'.encode())]
+    assert members(data, "last", size) == members(b"{}") == members(b'{"in": {}}', "in") == []
+    listed = before + '[1, {"ä": "ö"},[] ]'.encode()
+    lists = JsonLists([listed[at : at + size] for at in range(0, len(listed), size)], "x.json")
+    found = [(value, listed[slice(*lists.span())].decode()) for value in lists.listed()]
+    assert found == [(1, "1"), ({"ä": "ö"}, '{"ä": "ö"}'), ([], "[]")]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"[1]", "'\\[' where an object"),
+        (b"{1: 2}", "a key 1"),
+        (b'{"a" 2}', "'2' where a colon should be"),
+        (b'{"a": 2 "b"}', "where a comma should be"),
+        (b'{"a": 2', "it ends"),
+        (b'{"a": 2} x', "more behind its end"),
+        (b'{"a": x}', "Expecting value"),
+        (b'{"a": "\xff"}', "bytes that are not UTF-8"),
+    ],
+)
+def test_members_of_what_is_no_object(data, said):
+    with pytest.raises(BadData, match=f"x.json is not a whole JSON file: .*{said}.* before byte \\d+; unpack or fetch"):
+        members(data)
+
+
+def test_a_list_of_what_is_none():
+    for data, said in ((b"{}", "where a list should be"), (b"[1 2]", "a comma"), (b"[1", "it ends"), (b"[] 1", "more")):
+        with pytest.raises(BadData, match=said):
+            list(JsonLists([data], "x.json").listed())
+
+
+def test_one_entry_has_a_limit(monkeypatch):
+    monkeypatch.setattr(json_lists, "BLOCK", 3)
+    data = [bytes([each]) for each in b'["123456", 2]']
+    assert list(JsonLists(data, "x.json", 8).listed()) == ["123456", 2]
+    with pytest.raises(BadData, match="an entry of more than 5 letters|Unterminated string"):
+        list(JsonLists(data, "x.json", 5).listed())

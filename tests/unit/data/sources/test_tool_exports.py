@@ -456,7 +456,11 @@ def test_annotated_twice(written):
     root = written("via")
     (root / "z.json").write_text((root / "via_region_data.json").read_text())
     assert len(open_boxes("auto", str(root), "val", OPTIONS)) == 4  # both say the same
-    (root / "z.json").write_text((root / "via_region_data.json").read_text().replace('"cat"', '"cow"', 1))
+    text = (root / "via_region_data.json").read_text()
+    (root / "z.json").write_text(text.replace('"x": 4,', '"x": 5,', 1))
+    with pytest.raises(BadData, match=r"z.json.*a.jpg is annotated otherwise in via_region_data.json; give one of"):
+        open_boxes("auto", str(root), "val", OPTIONS)
+    (root / "z.json").write_text(text.replace('"cat"', '"cow"', 1))
     with pytest.raises(BadData, match=r"z.json.*a.jpg is annotated otherwise in via_region_data.json; give one of"):
         open_boxes("auto", str(root), "val", OPTIONS)
 
