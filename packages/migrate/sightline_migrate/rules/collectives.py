@@ -27,7 +27,7 @@ TAG = 0x6E63636C  # of messages in place of one all_to_all; scripts that tag the
 
 def rules() -> Iterator[Rule]:
     for name in (*CHANGES, *COALESCED):
-        if hasattr(dist.ProcessGroup, name):  # torch 2.15 has new names for three of them
+        if hasattr(dist.ProcessGroup, name):  # torch 2.15 has gather_single, and new names for three
             yield Rule(f"torch.distributed.ProcessGroup.{name}", "exact", dressed(_make_method), AS_NCCL)
     for owner in ("torch.distributed", "torch.distributed.distributed_c10d"):
         yield Rule(f"{owner}._coalescing_manager", "exact", dressed(_make_manager), "waits for all calls at its end")
@@ -185,6 +185,12 @@ def _all_gather(call: Call, outputs: list[list[Tensor]], inputs: list[Tensor], o
     return Works(works)
 
 
+def _gather_single(call: Call, output: Tensor, given: Tensor, opts: Any) -> Any:
+    call.note("as a list")
+    into = [list(_flat(output).chunk(call.size))] if opts.rootRank == call.rank else []
+    return call.group.gather(into, [_flat(given)], opts)
+
+
 def _all_to_all(call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Any:
     """Send each part by itself: parts may differ in size, and gloo of torch 2.11 has no all_to_all."""
     call.note("one message for each other rank")
@@ -264,6 +270,7 @@ CHANGES: dict[str, Callable[..., Any]] = {
     "allgather": _all_gather,
     "_allgather_base": _all_gather_single,
     "all_gather_single": _all_gather_single,
+    "gather_single": _gather_single,
     "alltoall": _all_to_all,
     "alltoall_base": _all_to_all_single,
     "all_to_all_single": _all_to_all_single,
