@@ -404,13 +404,15 @@ def test_wrong_labels(tmp_path):
 
 
 def test_a_part_of_train_validates(tmp_path):
-    file = labelled(tmp_path / "a.parquet", *map(str, range(20)))
+    file = labelled(tmp_path / "a.parquet", *map(str, range(60)))
     options = SourceOptions(val_fraction=0.3)
     train, val = (parquet.open_source(str(file), split, options) for split in ("train", "val"))
     mine, held_out = ({source.name(at) for at in range(len(source))} for source in (train, val))
-    assert len(mine) == 14 and len(held_out) == 6 and mine | held_out == set(map(str, range(20)))
+    assert len(mine) == 42 and len(held_out) == 18 and mine | held_out == set(map(str, range(60)))
     for source in (train, val):
         assert source.held_out is not None and {os.fsdecode(each) for each in source.held_out.all()} == held_out
         labels = [source.read(at).label for at in range(len(source))]
         assert labels == sorted(labels) and all(int(source.name(at)) % 2 == each for at, each in enumerate(labels))
+        rows = [int(source.name(at)) for at in range(len(source))]
+        assert rows == sorted(rows, key=lambda row: (row % 2, row))
         assert np.bincount(labels).tolist() == [len(source) // 2] * 2

@@ -279,19 +279,21 @@ def test_labels_of_images(tmp_path):
 
 
 def test_a_part_of_the_labelled_images_validates(tmp_path):
-    photo(*(tmp_path / f"{number:02d}.png" for number in range(20)))
-    tags = {f"{number:02d}.png": "xy"[number % 2] for number in range(20)}
+    photo(*(tmp_path / f"{number:02d}.png" for number in range(60)))
+    tags = {f"{number:02d}.png": "xy"[number % 2] for number in range(60)}
     said = {name: json.loads(via_of(name, tags=tag))[name] for name, tag in tags.items()}
     write(tmp_path / "x.json", json.dumps(said))
     options = SourceOptions(val_fraction=0.2)
     train, val = (open_labels("via", str(tmp_path), split, options) for split in ("train", "val"))
     mine, held_out = ({source.name(row) for row in range(len(source))} for source in (train, val))
-    assert mine | held_out == set(tags) and len(held_out) == 4 and not mine & held_out
+    assert mine | held_out == set(tags) and len(held_out) == 12 and not mine & held_out
     for source in (train, val):
         assert {os.fsdecode(each) for each in source.held_out.all()} == held_out
         labels = [source.read(row).label for row in range(len(source))]
         assert labels == ["xy".index(tags[source.name(row)]) for row in range(len(source))] == sorted(labels)
         assert sum(labels) == len(labels) // 2
+        names = [source.name(row) for row in range(len(source))]
+        assert names == sorted(names, key=lambda name: (tags[name], name))
 
 
 # What an earlier run kept
