@@ -51,8 +51,8 @@ def rules() -> list[Rule]:
 # apex.normalization
 
 
-class FusedLayerNorm(nn.LayerNorm):
-    """torch's own LayerNorm: same names, same result."""
+class _Norm:
+    """apex's signature over torch's layers; memory_efficient changes no result."""
 
     __module__ = "apex.normalization.fused_layer_norm"
 
@@ -63,55 +63,45 @@ class FusedLayerNorm(nn.LayerNorm):
         elementwise_affine: bool = True,
         memory_efficient: bool = False,
     ) -> None:
-        record.hit(_NORMALIZATION["FusedLayerNorm"], (normalized_shape,))
-        super().__init__(normalized_shape, eps, elementwise_affine)
+        rule = next(_NORMALIZATION[kind.__name__] for kind in type(self).__mro__ if kind.__name__ in _NORMALIZATION)
+        record.hit(rule, (normalized_shape,))
+        super().__init__(normalized_shape, eps, elementwise_affine)  # type: ignore[call-arg]
 
 
-class MixedFusedLayerNorm(FusedLayerNorm):
-    """Returns the weight's dtype for any input dtype."""
+class FusedLayerNorm(_Norm, nn.LayerNorm):
+    """torch's own LayerNorm: same names, same result."""
 
-    __module__ = "apex.normalization.fused_layer_norm"
+
+class FusedRMSNorm(_Norm, nn.RMSNorm):
+    """torch's own RMSNorm with apex's default eps."""
+
+
+class _Mixed:
+    """Layers that always have weights and return the weight's dtype for any input dtype."""
 
     def __init__(self, normalized_shape: Any, eps: float = 1e-5, **kwargs: Any) -> None:
-        _refuse_without_weights("MixedFusedLayerNorm", kwargs.pop("elementwise_affine", True))
-        super().__init__(normalized_shape, eps, True, **kwargs)
+        if not kwargs.get("elementwise_affine", True):
+            name = type(self).__name__
+            raise RuntimeError(f"{name} always has weights, as in apex; without them use {name.removeprefix('Mixed')}")
+        super().__init__(normalized_shape, eps, **kwargs)  # type: ignore[call-arg]
+
+
+class MixedFusedLayerNorm(_Mixed, FusedLayerNorm):
+    """LayerNorm that returns the weight's dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
         return mixed_dtype_fused_layer_norm_affine(input, self.weight, self.bias, self.normalized_shape, self.eps)
 
 
-class FusedRMSNorm(nn.RMSNorm):
-    """torch's own RMSNorm with apex's default eps."""
-
-    __module__ = "apex.normalization.fused_layer_norm"
-
-    def __init__(
-        self,
-        normalized_shape: Any,
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        memory_efficient: bool = False,
-    ) -> None:
-        record.hit(_NORMALIZATION["FusedRMSNorm"], (normalized_shape,))
-        super().__init__(normalized_shape, eps, elementwise_affine)
-
-
-class MixedFusedRMSNorm(FusedRMSNorm):
-    """Returns the weight's dtype for any input dtype."""
-
-    __module__ = "apex.normalization.fused_layer_norm"
-
-    def __init__(self, normalized_shape: Any, eps: float = 1e-5, **kwargs: Any) -> None:
-        _refuse_without_weights("MixedFusedRMSNorm", kwargs.pop("elementwise_affine", True))
-        super().__init__(normalized_shape, eps, True, **kwargs)
+class MixedFusedRMSNorm(_Mixed, FusedRMSNorm):
+    """RMSNorm that returns the weight's dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         return mixed_dtype_fused_rms_norm_affine(x, self.weight, self.normalized_shape, self.eps or 0.0)
 
 
-def _refuse_without_weights(name: str, elementwise_affine: bool) -> None:
-    if not elementwise_affine:
-        raise RuntimeError(f"{name} always has weights, as in apex; without them use {name.removeprefix('Mixed')}")
+for _kind in (FusedLayerNorm, FusedRMSNorm, MixedFusedLayerNorm, MixedFusedRMSNorm):
+    _kind.__module__ = _Norm.__module__
 
 
 def _shape(normalized_shape: Any) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ steps skipped as in apex, with the level's loss scale; there is no scaling if no
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
 from typing import Any
@@ -305,15 +305,12 @@ def register_half_function(module: Any, name: str) -> None:
     setattr(module, name, half_function(getattr(module, name)))
 
 
-def _public() -> Iterable[Callable[..., Any]]:
-    return (
-        initialize, scale_loss, state_dict, load_state_dict, master_params, disable_casts, float_function,
-        half_function, register_float_function, register_half_function,
-    )  # fmt: skip
-
-
+_PUBLIC: tuple[Callable[..., Any], ...] = (
+    initialize, scale_loss, state_dict, load_state_dict, master_params, disable_casts, float_function, half_function,
+    register_float_function, register_half_function,
+)  # fmt: skip
 CONTENTS: dict[str, Any] = {
-    **{function.__name__: function for function in _public()},
+    **{function.__name__: function for function in _PUBLIC},
     # autocast decides by itself which input type wins.
     "promote_function": half_function,
     "register_promote_function": register_half_function,
