@@ -16,6 +16,7 @@ import pytest
 
 from sightline import migrate
 from sightline_migrate.reporting import record
+from sightline_migrate.virtual import places
 
 REPO = Path(__file__).resolve().parents[2]
 SCRIPT = REPO / "benchmarks" / "cuda_semantics.py"
@@ -148,7 +149,10 @@ def in_doubt(semantics: ModuleType) -> set[str]:
                     record.reset()
                     with contextlib.suppress(RuntimeError):  # NumPy reads no tensor that requires grad
                         move(x, device)
-                    if any("not known where a result was computed" in each.what for each in record.records.values()):
+                    if any(
+                        each.what in (places.COPIED_IN_DOUBT, places.SHARED_IN_DOUBT)
+                        for each in record.records.values()
+                    ):
                         said.add(f"{way} | {source}, {place}")
     return said
 

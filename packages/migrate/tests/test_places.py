@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from sightline_migrate.reporting import record
 from sightline_migrate.session import Session
+from sightline_migrate.virtual import places
 
 Start = Callable[..., Session]
 TO_DEVICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -219,8 +220,10 @@ def test_the_graph_of_a_result_tells_its_place(on_cpu: Start):
         like = torch.zeros_like(device)
         assert like.cuda() is like and like.cpu() is not like
         assert buffer.to(device.device) is not buffer
-    assert not [each for each in record.records.values() if "not known" in each.what]
+    assert not [
+        each for each in record.records.values() if each.what in (places.COPIED_IN_DOUBT, places.SHARED_IN_DOUBT)
+    ]
     for unknown in (buffer * 1, (here * 2).detach() * 1):
         unknown.to((there.detach() * 2).device)
-    (said,) = [key for key, each in record.records.items() if "not copied: it is not known" in each.what]
+    (said,) = [key for key, each in record.records.items() if each.what == places.SHARED_IN_DOUBT]
     assert record.counts[said] == 2 and said[2].kind == "adapted"

@@ -29,6 +29,7 @@ from sightline_migrate.reporting import report, syncs
 from sightline_migrate.reporting.advice import ACTIVE_DEVICE, NO_DRIVER_FOR_DEVICE, NO_NVIDIA_SMI, OPTIONS
 from sightline_migrate.rules.table import Rule, families
 from sightline_migrate.stand_ins import finder, libcudart, missing
+from sightline_migrate.virtual import places
 
 FORMAT = 1
 SYNC = "sync"
@@ -366,12 +367,12 @@ class Reader:
 
     def _doubt(self, attribute: str, call: ast.Call) -> str:
         """Return what a move does with results of operations, of which nobody knows where they were computed."""
-        places_given = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("device", "tensor", "other"))]
-        if attribute == "type_as" or (attribute == "to" and any(_is_device_of_a_tensor(each) for each in places_given)):
-            return "copied if it is known to be elsewhere; a result of an operation is not copied"
+        destinations = [*call.args[:1], *(k.value for k in call.keywords if k.arg in ("device", "tensor", "other"))]
+        if attribute == "type_as" or (attribute == "to" and any(_is_device_of_a_tensor(each) for each in destinations)):
+            return f"copied if it is known to be on the other side, else {places.SHARED_IN_DOUBT}"
         moved = call.func.value if isinstance(call.func, ast.Attribute) else None
         if attribute in ("to", "cuda", "cpu") and _is_computed(moved):
-            return "copied, also if it is there already: it is not known where a result was computed"
+            return places.COPIED_IN_DOUBT
         return ""
 
     def _may_be_device(self, node: ast.expr) -> bool:

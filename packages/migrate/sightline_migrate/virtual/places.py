@@ -27,8 +27,8 @@ _places: dict[int, str | None] = {}
 ANYWHERE = torch.device("cpu")
 """the memory of both, for a call of torch that decides nothing: a function mode hands it on to a replaced function"""
 _places[id(ANYWHERE)] = None
-COPIED_IN_DOUBT = "copied: it is not known where a result was computed; a GPU copies it only from elsewhere"
-SHARED_IN_DOUBT = "not copied: it is not known where a result was computed; a GPU copies it from elsewhere"
+COPIED_IN_DOUBT = "copied; a GPU copies a result only if it was computed on the other side"
+SHARED_IN_DOUBT = "not copied; a GPU copies a result that was computed on the other side"
 _GRAPH_SEARCHED = 32
 _MOVES = ("CloneBackward0", "ToCopyBackward0")
 _WRITES = ("CopyBackwards", "CopySlices")
