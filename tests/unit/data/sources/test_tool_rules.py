@@ -174,6 +174,16 @@ def test_an_image_is_found_by_its_path_or_its_name(tmp_path, said, files, expect
     assert names_in(tmp_path, "val", options) == [f"{tmp_path.name}/{expected}"]
 
 
+def test_folders_of_images_decide_splits_for_cvat_alone(tmp_path):
+    photo(tmp_path / "train" / "a.png", tmp_path / "val" / "b.png")
+    write(tmp_path / "x.json", via_of("train/a.png", "val/b.png"))
+    assert len(names_in(tmp_path)) == 2
+    images = "".join(f'<image name="{name}"><tag label="x"/></image>' for name in ("train/a.png", "val/b.png"))
+    write(tmp_path / "y.xml", f"<annotations><meta/>{images}</annotations>")
+    found = [open_labels("cvat", str(tmp_path), split) for split in ("train", "val")]
+    assert [[source.name(row) for row in range(len(source))] for source in found] == [["train/a.png"], ["val/b.png"]]
+
+
 def test_images_of_one_name_are_named(tmp_path):
     photo(*(tmp_path / folder / "a.png" for folder in "wxyz"))
     write(tmp_path / "x.json", via_of("a.png"))
