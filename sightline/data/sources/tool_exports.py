@@ -99,10 +99,7 @@ class Tool(ABC):
 
     def detect(self, path: str) -> bool:
         """Return whether PATH is an export or a description of some, or a folder with one in the usual places."""
-        try:
-            return self._layout(path) is not None
-        except BadData:
-            return False
+        return self._layout(path) is not None
 
     def open_boxes(self, path: str, split: Split, options: SourceOptions) -> BoxImages:
         """Read the exports of a split and list its images."""
