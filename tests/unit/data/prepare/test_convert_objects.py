@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from sightline import cli
+from sightline.data.prepare import convert as converting
 from sightline.data.sources import SourceOptions, open_boxes, open_masks
 from sightline.data.sources import open_source as open_labels
+from sightline.errors import UsageError
 
 SOURCES = Path(__file__).resolve().parents[1] / "sources"
 MADE = runpy.run_path(str(SOURCES / "tool_layouts.py"))
@@ -133,3 +136,50 @@ def test_a_second_start_changes_nothing_and_forms_that_do_not_fit_are_refused(so
     assert "--form yolo holds boxes, not masks" in capsys.readouterr().err
     assert convert(source, tmp_path / "no", "coco", "--of", "labels") == 2
     assert "choose folder, tar or parquet for labels" in capsys.readouterr().err
+
+
+def test_what_is_written_of_data_that_hold_several_things(source, tmp_path):
+    def what(path: Path, form: str, **other: str) -> str:
+        return converting._what(converting.ConvertOptions(path, tmp_path / "out", form, **other))
+
+    entries = MADE["ENTRIES"]
+    MADE["coco"](tmp_path / "coco")
+    MADE["labelme"](tmp_path / "tags" / "train", [each._replace(shapes=[]) for each in entries])
+    for split, name in (("train", "a"), ("train", "b"), ("val", "a"), ("val", "b")):
+        MADE["photos"](tmp_path / "classes" / split / name, entries[:1])
+    for folder in ("images", "masks"):
+        (tmp_path / "masked" / folder).mkdir(parents=True)
+    for number, each in enumerate(entries):
+        MADE["photos"](tmp_path / "masked" / "images", [each._replace(file=f"{number}.png")])
+        values = np.full((each.height, each.width), number % 2, np.uint8)
+        Image.fromarray(values).save(tmp_path / "masked" / "masks" / f"{number}.png")
+    for path, kind, expected in (
+        (source, "auto", "labels boxes boxes boxes labels"),
+        (source, "labelme", "labels boxes boxes boxes labels"),
+        (tmp_path / "tags", "auto", "labels boxes labels labels labels"),
+        (tmp_path / "classes", "auto", "labels boxes labels labels labels"),
+        (tmp_path / "masked", "auto", "labels masks masks masks labels"),
+        (tmp_path / "masked", "masks", "labels masks masks masks labels"),
+    ):
+        forms = ("folder", "coco", "yolo", "tar", "tfrecord")
+        assert " ".join(what(path, form, kind=kind) for form in forms) == expected, (path, kind)
+    assert what(source, "tar", of="masks") == "masks" and what(source, "yolo", of="boxes") == "boxes"
+    for form in ("folder", "tfrecord"):
+        with pytest.raises(UsageError, match=f"holds images with boxes, which --form {form} cannot hold; choose coco"):
+            what(tmp_path / "coco", form)
+        with pytest.raises(UsageError, match=f"--form {form} holds labels, not boxes; choose tar, parquet or coco"):
+            what(source, form, of="boxes")
+
+
+def test_shards_of_1252_images(tmp_path):
+    def options(**shards: int) -> converting.ConvertOptions:
+        return converting.ConvertOptions(tmp_path, tmp_path / "out", "tar", **shards)
+
+    for count, expected in ((1, 1), (1252, 1), (1253, 2), (2504, 2), (2505, 3)):
+        sources = {"train": range(count), "val": range(1)}
+        assert converting._shards(options(), sources) == {"train": expected, "val": 1}
+    assert converting._shards(options(shards=99_999, val_shards=7), sources) == {"train": 99_999, "val": 7}
+    for name in ("shards", "val_shards"):
+        for wrong in (-1, 100_000):
+            with pytest.raises(UsageError, match=f"^{name}={wrong}: use 1 to 99999, or 0$"):
+                options(**{name: wrong})
