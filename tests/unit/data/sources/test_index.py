@@ -512,3 +512,41 @@ def test_long_scans_report_their_progress(data: Path, images: Path, capsys, monk
     monkeypatch.setenv("RANK", "1")
     listed(images, "val")
     assert capsys.readouterr().err == ""
+
+
+def test_an_index_is_as_long_as_it_says(monkeypatch):
+    def described(arrays: object, length: int, key: str = "k") -> object:
+        return index_files._described(json.dumps({"key": "k", "arrays": arrays}).encode(), key, length)
+
+    for arrays, length in (([], 0), ([["a", "<i8", 2], ["b", "|u1", 3]], 19), ([["a", "<i4", 0]], 0)):
+        assert described(arrays, length) == [tuple(each) for each in arrays]
+        assert described(arrays, length + 1) is None and described(arrays, length, "other") is None
+    for arrays, length in (([["a", "|u1", -1], ["b", "|u1", 1]], 0), ([["a", "|u1", 2]], 1), ([["a", "<f8", 1]], 8)):
+        assert described(arrays, length) is None
+    monkeypatch.setattr(index_files, "_MAX_BYTES", 19)
+    assert described([["a", "|u1", 19]], 19) and described([["a", "|u1", 20]], 20) is None
+
+
+def test_the_header_of_an_index_has_a_limit(tmp_path: Path, monkeypatch):
+    for name, is_read in (("a" * 100, True), ("a" * 101, False)):
+        index_files.save(tmp_path, "x", "k", {name: np.arange(3)})
+        monkeypatch.setattr(index_files, "_MAX_HEADER_BYTES", len('{"key": "k", "arrays": [["", "<i8", 3]]}') + 100)
+        assert (index_files.load(tmp_path, "x", "k") is not None) == is_read
+
+
+def test_names_keep_their_order_and_their_places():
+    names = index_files.Names.of([b"a", b"", b"ccc", b"dd"])
+    assert len(names) == 4 and [names[place] for place in range(4)] == ["a", "", "ccc", "dd"]
+    taken = names.take(np.asarray([3, 0, 0, 1]))
+    assert taken.all() == [*taken.each()] == [b"dd", b"a", b"a", b""] and names.all() == [b"a", b"", b"ccc", b"dd"]
+    assert [*names.each(np.asarray([2, 0]))] == [b"ccc", b"a"] and index_files.Names.of([]).all() == []
+    again = index_files.Names.loaded(names.arrays("n"), "n")
+    assert again.all() == names.all()
+    for ends in ([1, 1, 4, 7], [1, 1, 4, 5], [1, 0, 4, 6], [-1, 1, 4, 6]):
+        with pytest.raises(ValueError, match="n: the ends of 4 names do not fit 6 bytes"):
+            index_files.Names.loaded(names.arrays("n") | {"n_ends": np.asarray(ends)}, "n")
+    for fine in ([b"a", b"b/c", b"..a", b"a..", b""], [b""], []):
+        assert index_files.Names.of(fine).below().all() == fine
+    for wrong in ([b"a", b"/b"], [b"", b"/b"], [b"a/../b"], [b".."], [b"a\0"]):
+        with pytest.raises(ValueError, match="a name that leads out of its folder"):
+            index_files.Names.of(wrong).below()
