@@ -118,3 +118,39 @@ def test_what_a_list_of_images_elsewhere_gave_is_kept(tmp_path, monkeypatch):
     again = open_boxes("yolo", str(tmp_path / "data"), "val", SourceOptions(split="all"))
     assert [again.name(row) for row in range(2)] == [first.name(row) for row in range(2)]
     assert again.fingerprint == first.fingerprint
+
+
+def test_a_zip_of_cvat_is_unpacked_once_where_there_is_room(tmp_path, monkeypatch):
+    file = tmp_path / "data" / "a.zip"
+    file.parent.mkdir()
+    with zipfile.ZipFile(file, "w") as packed:
+        packed.writestr("annotations.xml", "<annotations><meta/></annotations>")
+    extracted, extract = [], cvat.extract
+
+    def extracting(source: Path, folder: Path) -> None:
+        extracted.append(folder)
+        if folder.parent in full:
+            raise OSError(28, "No space left on device")
+        extract(source, folder)
+
+    monkeypatch.setattr(cvat, "extract", extracting)
+    monkeypatch.setattr(cvat, "user_cache", lambda: tmp_path / "cache")
+    full = [file.parent, tmp_path / "cache"]
+    with pytest.raises(BadData, match=r"a.zip cannot be unpacked: No space left on device; unpack it by hand"):
+        cvat._unpacked(file)
+    assert [folder.parent for folder in extracted] == full
+    full.pop()
+    for _ in range(2):
+        assert cvat._unpacked(file).parent == tmp_path / "cache" and len(extracted) == 4
+    shutil.rmtree(tmp_path / "cache")
+    full.clear()
+    for _ in range(2):
+        found = cvat._unpacked(file)
+        assert found.parent == file.parent and (found / "annotations.xml").is_file() and len(extracted) == 5
+    os.utime(file, (1e9, 1e9))  # another file of the same name
+    assert cvat._unpacked(file) not in (found, None) and len(extracted) == 6
+    monkeypatch.setattr(cvat, "user_cache", lambda: None)
+    full.append(file.parent)
+    os.utime(file, (2e9, 2e9))
+    with pytest.raises(BadData, match="No space left"):
+        cvat._unpacked(file)
