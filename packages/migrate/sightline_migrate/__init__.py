@@ -31,7 +31,7 @@ rules/               table.py: Rule and the collection of all rules; makers.py: 
                      one file per family, each with rules() -> list[Rule] and an optional setup(session)
 virtual/             the CUDA runtime that scripts see: devices, memory, properties; streams, events, graphs;
                      places.py: on target cpu, which storage is on the host and which on the device; what a move copies
-stand_ins/           apex and pynvml where they are not installed
+stand_ins/           apex, pynvml and libcudart where they are not installed; missing.py: what to do about others
 reporting/           record.py: hit() and truth() count calls per call site; log files, report, scan, sync points
 """
 

@@ -256,6 +256,8 @@ _pending: list[signal.Signals] = []
 def _end_by_signal() -> None:
     """End by the signal, as an interrupted interpreter does, so that the shell and the launcher see it."""
     for number in _pending:
+        if util := sys.modules.get("multiprocessing.util"):
+            util._exit_function()  # the log is closed there; it would come after this if it was imported before
         sys.stdout.flush()
         sys.stderr.flush()
         signal.signal(number, signal.SIG_DFL)
