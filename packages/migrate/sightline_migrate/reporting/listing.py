@@ -58,7 +58,10 @@ def known_rules() -> list[Rule]:
     of_torch = [rule for rule in all_rules() if rule.name.startswith(("torch.", "triton."))]
     of_packages = [rule for package in finder.PACKAGES.values() for rule in package.rules()]
     unchanged = [Rule(name, "exact", lambda rule, original, session: original, UNCHANGED) for name in cuda.LEFT_ALONE]
-    return sorted((*of_torch, *of_packages, *unchanged), key=lambda rule: (shown_name(rule).lower(), rule.targets))
+    return sorted(
+        (*of_torch, *of_packages, *unchanged),
+        key=lambda rule: (shown_name(rule).lower(), shown_name(rule), rule.targets),
+    )
 
 
 def shown_name(rule: Rule) -> str:
