@@ -174,7 +174,7 @@ class PackedBoxes(BoxSource):
         self.kind = packed.kind
         self.classes = annotations.classes
         self.class_ids = tuple(annotations.class_ids.tolist())
-        self.most_objects = int(annotations.counts.max(initial=0))
+        self.most_objects = int(annotations.counts.max())
         # A decoded image takes more than an encoded one, but for the smallest.
         self.room = 3 * annotations.heights * annotations.widths + 2**12
         self.files = [shard.path for shard in packed.shards]

@@ -126,7 +126,9 @@ def test_boxes_labels_and_masks_are_those_that_were_written(tmp_path, form):
     kind = form.partition(".")[0] if form.startswith("metadata") else "parquet"
     assert kind_of_boxes("auto", str(root)) == kind
     ours, coco = (open_boxes("auto", str(each), "val", OPTIONS) for each in (root, tmp_path / "coco"))
-    assert ours.classes == coco.classes and len(ours) == len(coco) == 4 and "Hugging Face" in ours.notes[0]
+    assert ours.classes == coco.classes and len(ours) == len(coco) == 4
+    title = {"save_to_disk": form, "metadata": "metadata"}.get(form.partition(".")[0], "parquet")
+    assert ours.notes[0] == f"from Hugging Face's {title}"
     assert not ours.ignored  # the file that was read
     ours = pickle.loads(pickle.dumps(ours))
     for row in range(4):

@@ -6,10 +6,11 @@ import shutil
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.data.sources import SourceOptions, box_images, cvat, open_boxes, table_columns, voc, yolo
+from sightline.data.sources import SourceOptions, box_images, cvat, of_plugins, open_boxes, table_columns, voc, yolo
 from sightline.errors import BadData
 
 
@@ -154,3 +155,45 @@ def test_a_zip_of_cvat_is_unpacked_once_where_there_is_room(tmp_path, monkeypatc
     os.utime(file, (2e9, 2e9))
     with pytest.raises(BadData, match="No space left"):
         cvat._unpacked(file)
+
+
+@pytest.mark.parametrize(
+    ("box", "said"),
+    [
+        ([9, 9, 1, 0], ""),
+        ([-10, 0, 30, 20], ""),
+        ([0, -10.5, 5, 5], "lies by far"),
+        ([-10.5, 0, 5, 5], "lies by far"),
+        ([10, 5, 10.5, 2], "lies by far"),
+        ([5, 10, 2, 10.5], "lies by far"),
+        ([0, 0, 5, -0.1], "no side is negative"),
+        ([0, 0, -0.1, 5], "no side is negative"),
+        ([0, 0, 5, float("nan")], "four finite numbers"),
+        ([float("inf"), 0, 5, 5], "four finite numbers"),
+        ([5, 5, 6, 6], ""),
+        ([5, 5, 5, 6.5], "look like corners"),
+        ([5, 5, 6.5, 5], "look like corners"),
+        ([1, 1, 11, 11], "look like corners"),
+        ([1, 1, 11.5, 11], ""),
+        ([-1, 5, 3, 6.5], ""),
+        ([7, 7, 6, 7], ""),
+    ],
+)
+def test_boxes_of_a_plugin_that_cannot_be(box, said):
+    """In an image of 10 x 10, of which a careless box reaches a tenth beyond and no box as far again."""
+    faults = of_plugins._faults(np.asarray([[0, 0, 1, 5], box], np.float64), np.asarray([[10, 10]] * 2))
+    found = [text for text, rows in faults.items() if rows.tolist() == [False, True]]
+    assert len(found) == sum(rows.any() for rows in faults.values())
+    assert (said in found[0]) if said else not found
+
+
+def test_boxes_of_a_plugin_that_are_shares():
+    for boxes, sides, are_shares in (
+        ([[0.5, 0.5, 1, 1], [0, 0, 0.5, 0.2]], 3, True),
+        ([[0.5, 0.5, 1, 1], [0, 0, 0.5, 1.1]], 3, False),
+        ([[0.5, 0.5, 1, 1], [0, 0, 0.5, 0.2]], 2, False),
+    ):
+        faults = of_plugins._faults(np.asarray(boxes), np.full((2, 2), sides))
+        found = [text for text, rows in faults.items() if rows.all()]
+        assert [text for text, rows in faults.items() if rows.any()] == found
+        assert bool(found) == are_shares and all("shares" in text for text in found)

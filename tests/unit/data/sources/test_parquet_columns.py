@@ -266,9 +266,9 @@ def test_files_of_a_split_have_the_same_columns_and_some_rows(tmp_path):
 def test_the_least_bytes_of_a_row(tmp_path, monkeypatch):
     file = labelled(tmp_path / "a.parquet", "a", "b", "c", "d")
     size = file.stat().st_size
-    monkeypatch.setattr(parquet, "_LEAST_ROW", size // 4)
+    monkeypatch.setattr(parquet, "_LEAST_ROW", size / 4)
     assert len(parquet.open_source(str(file), "val", ALL)) == 4
-    monkeypatch.setattr(parquet, "_LEAST_ROW", size // 4 + 1)
+    monkeypatch.setattr(parquet, "_LEAST_ROW", size / 4 + 0.25)
     with pytest.raises(BadData, match=f"a.parquet claims 4 rows in {size} bytes, too few for images; write it again"):
         parquet.open_source(str(file), "val", ALL)
 
@@ -347,6 +347,30 @@ def test_rows_are_read_some_at_a_time(tmp_path, monkeypatch):
         monkeypatch.setattr(parquet, "_AT_ONCE", at_once)
         assert sizes("image") == expected
     assert [len(each) for each in parquet._batches(file, [], "image")] == []
+
+
+def test_as_many_rows_at_once_as_64_mib_of_equal_ones(tmp_path):
+    column = pa.array(np.arange(20_000) % 8)
+    file = pq.ParquetFile(write(tmp_path / "a.parquet", {"a": column, "b": pa.nulls(20_000, pa.int8())}, 20_000))
+    size = file.metadata.row_group(0).column(0).total_uncompressed_size
+    assert 2**26 // 16_384 < size < 2**26 // 7000  # both limits count here
+    at_once = 67_108_864 // size
+    assert next(len(each) for each in parquet._batches(file, [0], "a")) == at_once < 16_384
+    assert next(len(each) for each in parquet._batches(file, [0], "b")) == 16_384
+
+
+def test_offsets_that_lead_out_of_their_buffers_are_refused(tmp_path):
+    schema = pa.schema([("image", pa.binary()), ("label", pa.int64())])
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as out, pa.ipc.new_stream(out, schema) as stream:
+        stream.write_batch(pa.record_batch([pa.array([b"x" * 40] * 2), pa.array([0, 1])], schema=schema))
+    data = (tmp_path / "a.arrow").read_bytes()
+    before, after = (np.asarray(ends, np.int32).tobytes() for ends in ([0, 40, 80], [0, 40, 2**30]))
+    assert data.count(before) == 1
+    (tmp_path / "a.arrow").write_bytes(data.replace(before, after))
+    source = parquet.open_source(str(tmp_path / "a.arrow"), "val", ALL)
+    for row in range(2):
+        with pytest.raises(BadSample, match=r"a.arrow:\d: .*a.arrow cannot be read: .*; fetch or write it again"):
+            source.read(row)
 
 
 # Labels

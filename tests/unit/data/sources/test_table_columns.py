@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -152,8 +153,16 @@ def test_many_folders_below_a_table_are_not_searched(tmp_path: Path):
     for number in range(9):
         draw(tmp_path / f"class{number}", ["1.jpg", "2.jpg"])
     write(tmp_path / "labels.csv", ("file", "label"), [("1.jpg", "a"), ("2.jpg", "b")])
-    with pytest.raises(BadData, match=r"no image that .*labels.csv lists exists, e.g. 1.jpg; searched"):
+    root = re.escape(str(tmp_path))
+    said = f"no image that {root}/labels.csv lists exists, e.g. 1.jpg; searched: "
+    with pytest.raises(
+        BadData, match=f"{said}{root}, {root}/images, {root}/labels, {root}/labels_images\\. Correct the"
+    ):
         both(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "data.yaml").write_text("kind: table\ntrain: {images: photos, labels: labels.csv}\n")
+    with pytest.raises(BadData, match=f"{said}{root}/photos\\. Correct the"):
+        both(tmp_path / "data.yaml")
 
 
 def test_a_column_whose_name_misleads_gives_way_to_one_that_names_files(tmp_path: Path):
