@@ -196,7 +196,7 @@ def sides_of(path: Path) -> tuple[int, int]:
 def _sizes(folder: Path, names: index_files.Names) -> tuple[np.ndarray, Counter[str]]:
     """Return the bytes of every image, -1 if it is missing, and how many other files lie beside them, by ending."""
     listed: dict[bytes, dict[bytes, int]] = {}
-    sizes = np.full(len(names), -1, np.int64)
+    sizes = np.empty(len(names), np.int64)
     for row, name in enumerate(names.all()):
         below, _, last = name.rpartition(b"/")
         if below not in listed:

@@ -515,3 +515,18 @@ def test_volumes_that_do_not_fit_are_not_kept(data: SegmentationData, monkeypatc
     assert reader.cache is None
     with pytest.raises(UsageError, match="--data.cache ram: 8 volumes of train need"):
         replace(data, cache="ram").open("train", 0).bind(CPU, 4)
+
+
+def test_the_report_of_a_run_counts_voxels(data: SegmentationData, folders, monkeypatch):
+    dataset = data.open("train", seed=3)
+    source = dataset.source
+    labels = [np.load(folders[2] / f"{source.name(index)}_y.npy") for index in range(len(source))]
+    counts = np.stack([np.bincount(label.ravel(), minlength=3) for label in labels])
+    facts = dataset.facts(lambda: False)
+    assert (facts.kind, facts.counted, facts.sizes) == ("volumes", "voxels", tuple(label.shape for label in labels))
+    assert facts.counts == tuple(counts.sum(0)) and facts.counted_in == len(labels)
+    assert dataset.facts(lambda: True).counts == (0, 0, 0)
+    for most, counted in ((counts[:2].sum(), 2), (counts[:2].sum() - 1, 1), (1, 1)):
+        monkeypatch.setattr("sightline.data.segmentation.dataset._MOST_VOXELS", most)
+        facts = dataset.facts(lambda: False)
+        assert facts.counts == tuple(counts[:counted].sum(0)) and facts.counted_in == counted
