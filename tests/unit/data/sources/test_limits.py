@@ -10,17 +10,27 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.data.sources import SourceOptions, box_images, cvat, of_plugins, open_boxes, table_columns, voc, yolo
+from sightline.data.sources import (
+    SourceOptions,
+    box_images,
+    cvat,
+    folder,
+    of_plugins,
+    open_boxes,
+    table_columns,
+    voc,
+    yolo,
+)
 from sightline.errors import BadData
 
 
 def test_folders_that_were_seen_do_not_end_a_list(tmp_path):
-    folder = tmp_path
+    deepest = tmp_path
     for level in range(12):  # in which order folders are looked into is the system's choice
-        (folder / "a").mkdir()
-        (folder / "again").symlink_to(tmp_path)
-        (folder / f"{level}.txt").touch()
-        folder /= "a"
+        (deepest / "a").mkdir()
+        (deepest / "again").symlink_to(tmp_path)
+        (deepest / f"{level}.txt").touch()
+        deepest /= "a"
     assert len(box_images.list_files(tmp_path, (".txt",)).files) == 12
 
 
@@ -128,18 +138,18 @@ def test_a_zip_of_cvat_is_unpacked_once_where_there_is_room(tmp_path, monkeypatc
         packed.writestr("annotations.xml", "<annotations><meta/></annotations>")
     extracted, extract = [], cvat.extract
 
-    def extracting(source: Path, folder: Path) -> None:
-        extracted.append(folder)
-        if folder.parent in full:
+    def extracting(source: Path, place: Path) -> None:
+        extracted.append(place)
+        if place.parent in full:
             raise OSError(28, "No space left on device")
-        extract(source, folder)
+        extract(source, place)
 
     monkeypatch.setattr(cvat, "extract", extracting)
     monkeypatch.setattr(cvat, "user_cache", lambda: tmp_path / "cache")
     full = [file.parent, tmp_path / "cache"]
     with pytest.raises(BadData, match=r"a.zip cannot be unpacked: No space left on device; unpack it by hand"):
         cvat._unpacked(file)
-    assert [folder.parent for folder in extracted] == full
+    assert [place.parent for place in extracted] == full
     full.pop()
     for _ in range(2):
         assert cvat._unpacked(file).parent == tmp_path / "cache" and len(extracted) == 4
@@ -197,3 +207,22 @@ def test_boxes_of_a_plugin_that_are_shares():
         found = [text for text, rows in faults.items() if rows.all()]
         assert [text for text, rows in faults.items() if rows.any()] == found
         assert bool(found) == are_shares and all("shares" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["a/x/1.png", "a/y/1.png", "b/y/1.png", "b/x/1.png"], ["x", "y"]),
+        (["a/x/1.png", "a/y/1.png"], ["x", "y"]),
+        (["a/x/1.png", "a/y/1.png", "b/x/1.png", "b/z/1.png"], []),
+        (["a/x/1.png", "a/y/1.png", "b/x/1.png"], []),
+        (["a/x/1.png", "b/x/1.png"], []),
+        (["a/x/1.png", "a/y/1.png", "b/x/1.png", "b/y/1.png", "b/1.png"], []),
+        (["a/1.png", "b/1.png"], []),
+    ],
+)
+def test_folders_that_every_class_has_may_be_the_classes(tmp_path, files, expected):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6)).save(tmp_path / file)
+    assert folder.inner_classes(tmp_path, folder.class_folders(tmp_path)) == expected
