@@ -47,7 +47,7 @@ def test_facts_and_problems_of_each_split(tmp_path):
     assert found == [
         ("number of classes", "train", str(tmp_path / "train"), "3 classes, the recipe declares 5"),
         ("unreadable", "train", "b/1.png", "empty file (0 bytes); fetch it again or remove it"),
-        ("class without validation", "train", "c", "no validation image, 1 in train"),
+        ("class without validation", "val", "c", "no validation image, 1 in train"),
         ("class without training", "train", "d", "no training image, 1 in val"),
         ("same image in train and val", "train", "a/0.png",
          "identical to a/x.png in val; the validation score would be inflated"),
