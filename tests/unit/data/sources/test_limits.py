@@ -13,15 +13,17 @@ from PIL import Image
 from sightline.data.sources import (
     SourceOptions,
     box_images,
+    coco,
     cvat,
     folder,
+    layouts,
     of_plugins,
     open_boxes,
     table_columns,
     voc,
     yolo,
 )
-from sightline.errors import BadData
+from sightline.errors import BadData, UsageError
 
 
 def test_folders_that_were_seen_do_not_end_a_list(tmp_path):
@@ -226,3 +228,37 @@ def test_folders_that_every_class_has_may_be_the_classes(tmp_path, files, expect
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 6)).save(tmp_path / file)
     assert folder.inner_classes(tmp_path, folder.class_folders(tmp_path)) == expected
+
+
+def test_a_split_file_of_other_data_trains_nothing(tmp_path):
+    file = tmp_path / "split.json"
+    names = [b"a", b"b", b"c"]
+    options = SourceOptions(split=str(file))
+    file.write_text('{"val": ["b", "x"]}')
+    for split in ("train", "val"):
+        assert layouts.validating(names, [0] * 3, options, split).tolist() == [False, True, False]
+    file.write_text('{"val": ["x"]}')
+    assert layouts.validating(names, [0] * 3, options, "val").all()
+    with pytest.raises(BadData, match=r"split.json lists none of the 3 samples: its run belongs to other data; give"):
+        layouts.validating(names, [0] * 3, options, "train")
+    assert layouts.validating(names, [0] * 3, SourceOptions(split="all"), "val").all()
+    with pytest.raises(UsageError, match="--data.split all leaves no samples to train on; it is for `evaluate` only"):
+        layouts.validating(names, [0] * 3, SourceOptions(split="all"), "train")
+    with pytest.raises(BadData, match="none of the 3 samples can validate: no class has two; add samples, or a val"):
+        layouts.validating(names, [0, 1, 2], SourceOptions(), "train")
+
+
+def test_json_files_with_lists_of_coco(tmp_path, monkeypatch):
+    (tmp_path / "a.json").mkdir()
+    said = b'{"images": [], "annotations": [], "categories": []}'
+    for name, data, has_lists in (
+        ("b.json", said, True),
+        ("c.json", b"\xef\xbb\xbf \n" + said, True),
+        ("d.json", b"[" + said, False),
+        ("e.json", b"{}", False),
+    ):
+        (tmp_path / name).write_bytes(data)
+        assert coco._has_lists(tmp_path / name) == has_lists
+    assert not coco._has_lists(tmp_path / "a.json") and not coco._has_lists(tmp_path / "none.json")
+    monkeypatch.setattr(coco, "regular", lambda *_: os.open(tmp_path / "none", os.O_RDONLY))
+    assert not coco._has_lists(tmp_path / "b.json") and coco._has_annotations(tmp_path / "b.json")
