@@ -13,7 +13,16 @@ import pytest
 from PIL import Image
 
 from sightline.data.decode import decode_rgb
-from sightline.data.sources import IGNORED, Opener, SourceOptions, index_files, mask_classes, open_boxes, open_masks
+from sightline.data.sources import (
+    IGNORED,
+    Opener,
+    SourceOptions,
+    index_files,
+    mask_classes,
+    mask_places,
+    open_boxes,
+    open_masks,
+)
 from sightline.data.sources.layouts import NoTestSplit, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 
@@ -726,6 +735,17 @@ def test_several_masks_of_one_image(tmp_path):
     with pytest.raises(BadData, match=r"x0_mask.png and x0_seg.png could be its mask; say which with --data.mask-patt"):
         opened(tmp_path)
     assert len(opened(tmp_path, "val", mask_pattern="{}_mask", split="all")) == 5
+
+
+def test_of_several_masks_that_of_the_images_name_is_its_own():
+    found = mask_places.paired(["x/a.jpg", "x/b.jpg"], ["x/a.png", "x/a_mask.png", "x/b_mask.png", "x/b_seg.png"])
+    assert found.masks == {"x/a.jpg": "x/a.png"} and found.alone == []
+    assert [(kind, name) for kind, name, _ in found.problems] == [("several masks of one image", "x/b.jpg")]
+    found = mask_places.paired(["a.jpg", "b.jpg"], ["a.png", "c.png"])
+    assert found.masks == {"a.jpg": "a.png"} and found.alone == ["b.jpg"]
+    assert found.problems == [("mask without an image", "c.png", "no image has its name")]
+    found = mask_places.paired(["x/a.jpg", "y/a.jpg"], ["z/a.png"])
+    assert found.problems == [("several images of one mask", "z/a.png", "could be of x/a.jpg and y/a.jpg")]
 
 
 def test_what_is_no_data_of_masks(tmp_path, data):
