@@ -63,6 +63,11 @@ def test_commands_that_set_the_path(case: str, tmp_path: Path):
     assert children.sets_its_own_path(command, tmp_path) is is_own
 
 
+def test_words_that_can_be_read_once_reach_the_child(on_cpu: Callable[..., Any]):
+    on_cpu()
+    assert subprocess.check_output(map(str, ["echo", "all", 3]), text=True) == "all 3\n"
+
+
 def test_it_is_said_once_per_line(on_cpu: Callable[..., Any], capsys: pytest.CaptureFixture[str]):
     on_cpu()
     for _ in range(2):

@@ -70,6 +70,8 @@ def sets_its_own_path(command: Any, folder: Any = None) -> bool:
 
 
 def _warn(command: Any, folder: Any) -> None:
+    if not isinstance(command, str | bytes | os.PathLike | list | tuple):
+        return  # e.g. a generator, which can be read once
     try:
         is_lost = sets_its_own_path(command, folder)
     except (OSError, TypeError, ValueError):
