@@ -185,7 +185,7 @@ def test_what_lies_in_a_shard_is_kept_until_it_changes(tmp_path, monkeypatch):
 
 
 def test_an_index_that_leads_out_of_a_shard_is_refused(tmp_path):
-    shards = [Shard("0", tmp_path / "0", 100, 1), Shard("1", tmp_path / "1", 50, 1)]
+    shards = [Shard(tmp_path / "0", "0", 100, 1), Shard(tmp_path / "1", "1", 50, 1)]
     row = [0, 90, 10, 0, 0, 99, 1]
     ends = np.zeros(1)
     assert tar_objects._loaded({"columns": np.asarray(row), "names_ends": ends}, shards).tolist() == [row]
