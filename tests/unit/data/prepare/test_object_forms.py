@@ -155,6 +155,21 @@ def test_parquet_of_boxes_and_masks(tmp_path, boxes, masks):
     assert features == {"image": {"_type": "Image"}, "mask": {"_type": "Image"}}
 
 
+def test_parquet_of_several_labels(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    said = {}
+    for name, tags in (("a.png", ("y",)), ("b.png", ("x", "y")), ("c.png", ("x",))):
+        (tmp_path / name).write_bytes(PHOTO)
+        said[name] = {"filename": name, "regions": [], "file_attributes": {"class": dict.fromkeys(tags, True)}}
+    (tmp_path / "via.json").write_text(json.dumps(said))
+    source = open_source("via", str(tmp_path), "val", EVERY)
+    ((name, _),) = plan(tmp_path / "out", "parquet", source).write("train", 0).files
+    table = pq.read_table(tmp_path / "out" / name)
+    assert table["label"].to_pylist() == [[1], [0, 1], [0]]
+    features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"] == {"feature": {"names": ["x", "y"], "_type": "ClassLabel"}, "_type": "List"}
+
+
 def members(file: Path) -> list[tuple[str, bytes, tuple]]:
     with tarfile.open(file) as tar:
         return [(each.name, tar.extractfile(each).read(), (each.mtime, each.uid, each.mode)) for each in tar]
