@@ -232,7 +232,7 @@ def _write_folder(plan: LabelledImages, split: Split, number: int, images: Itera
 def _write_tar(plan: LabelledImages, split: Split, number: int, images: Iterator[Encoded]) -> _Files:
     path = f"{split}/{split}-{number:06d}.tar"
     with written_whole(plan.out, path, durable=True) as out:
-        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        with tarfile.open(fileobj=out, mode="w") as tar:
             for image in images:
                 key, dot, suffix = image.file.partition(".")
                 for end, data in ((dot + suffix, image.data), (".cls", b"%d" % image.label)):

@@ -248,7 +248,7 @@ class ObjectImages:
     def _tar(self, split: Split, number: int, rows: range) -> tuple[list[tuple[str, int]], dict[str, Any]]:
         path = f"{split}/{split}-{number:06d}.tar"
         with written_whole(self.out, path, durable=True) as out:
-            with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            with tarfile.open(fileobj=out, mode="w") as tar:
                 for row in rows:
                     data = self._data(split, row)
                     key, _, suffix = stored_name("tar", self._named(split, row, data)).rpartition(".")
