@@ -1,8 +1,6 @@
 """Instance norm with leaky ReLU: the reference, where kernels apply, how they tile a shape, and what they compute."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -173,10 +171,11 @@ print(x.grad is not None, "torch._dynamo" in sys.modules)
 """
 
 
-def test_a_first_call_does_not_import_torchs_compiler():
+def test_a_first_call_does_not_import_torchs_compiler(tmp_path: Path):
     pytest.importorskip("triton")
+    (tmp_path / "call.py").write_text(FIRST_CALL)
     environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPO)}
-    done = subprocess.run([sys.executable, "-c", FIRST_CALL], env=environ, capture_output=True, text=True, check=False)
+    done = warm.python(tmp_path, tmp_path / "call.py", environ=environ)
     assert done.stdout.split() == ["True", "False"], done.stderr[-2000:]
 
 

@@ -1,12 +1,11 @@
 """Losses that are computed again for the gradient: bits, what is kept, and what is imported."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -71,7 +70,8 @@ print(logits.grad is not None, "torch._dynamo" in sys.modules, "sympy" in sys.mo
 """
 
 
-def test_the_first_step_of_a_loss_does_not_import_torchs_compiler():
+def test_the_first_step_of_a_loss_does_not_import_torchs_compiler(tmp_path: Path):
+    (tmp_path / "steps.py").write_text(FIRST_STEPS)
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run([sys.executable, "-c", FIRST_STEPS], env=environ, capture_output=True, text=True, check=False)
+    done = warm.python(tmp_path, tmp_path / "steps.py", environ=environ)
     assert done.stdout.split() == ["True", "False", "False"], done.stderr[-2000:]
