@@ -66,7 +66,7 @@ def compare(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], rtol: float
 
 # By default one shape of each number of dimensions, and in chunks the one with a second round.
 BY_DEFAULT = {"whole": [(2, 3, 5, 7)], "chunks": [(2, 5, 3, 4, 2), (1, 2, 17, 8)], "one chunk": [(2, 3, 5, 7)]}
-BY_DEFAULT |= {"once": [(2, 5, 3, 4, 2), (1, 33, 6, 5)]}
+BY_DEFAULT |= {"once": [(2, 5, 3, 4, 2)]}
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_operation_is_registered_as_torch_wants_it(shape):
     torch.library.opcheck(instance_norm._gradient, (outer, x.detach(), weight.detach(), bias.detach(), statistics, 0.1))
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=SLOW)], ids=["eager", "compiled"])
 def test_autograd_takes_the_operation_as_one_and_keeps_the_layout(compiled):
     x, weight, bias, outer = draw((2, 3, 5, 7), torch.bfloat16)
     step = instance_norm._operation
