@@ -45,17 +45,49 @@ def export(run: Path, *words: str) -> None:
         assert cli.main(["export", str(run), *words, *HERE]) == 0
 
 
+# Torch takes a second and a half to write a ResNet-18; tests/corpus exports one.
+FEW_LAYERS = '''
+"""demo_classification with a convolution, a norm and a linear layer."""
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from sightline.parts import ModelConfig
+from sightline.recipes import demo_classification
+
+
+@dataclass(frozen=True)
+class NetConfig(ModelConfig):
+    def build(self, spec):
+        cells = (spec.size[0] // 8) ** 2
+        trunk = nn.Conv2d(3, 16, 8, 8, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten()
+        return nn.Sequential(*trunk, nn.Linear(16 * cells, len(spec.classes)))
+
+
+def recipe():
+    return replace(demo_classification.recipe(), name="few_layers", model=NetConfig())
+'''
+
+
 @pytest.fixture(scope="module")
 def classifier(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with model.onnx; for reading only."""
-    out = tmp_path_factory.mktemp("classifier") / "run"
-    flags = [f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=3"]
-    assert cli.main(["train", "demo_classification", *tiny.SMALL, *HERE, *flags]) == 0
-    export(out, "--format", "onnx")
+    file = tmp_path_factory.mktemp("classifier") / "few_layers.py"
+    file.write_text(FEW_LAYERS)
+    out = file.with_name("run")
+    flags = [
+        f"--data.path={shapes}",
+        f"--run.out={out}",
+        "--train.epochs=3",
+        "--train.global-batch=16",
+        "--data.size=24",
+    ]
+    assert cli.main(["train", str(file), *HERE, *flags, "--data.eval-resize=24", "--data.eval-size=24"]) == 0
+    export(out, *recipe_of(out), "--format", "onnx")
     return out
 
 
-FEW_LAYERS = '''
+FEW_BOXES = '''
 """demo_detection with two convolutions: the graph of its SSD takes five times as long to write."""
 from dataclasses import dataclass, replace
 
@@ -99,7 +131,7 @@ def recipe():
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with model.onnx and model-raw.pt2; for reading only."""
     file = tmp_path_factory.mktemp("detector") / "few_layers.py"
-    file.write_text(FEW_LAYERS)
+    file.write_text(FEW_BOXES)
     out = file.with_name("run")
     flags = [f"--run.out={out}", "--train.global-batch=4", "--train.epochs=1", "--train.eval-every-epochs=1"]
     flags += ["--task.candidates=20", "--task.score-threshold=0.3"]  # random weights give each of four classes 1/4
@@ -109,8 +141,8 @@ def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def recipe_of(detector: Path) -> tuple[str, str]:
-    return "--recipe", f"{detector.parent}/few_layers.py"
+def recipe_of(run: Path) -> tuple[str, str]:
+    return "--recipe", f"{run.parent}/few_layers.py"
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +177,7 @@ def same(ours: list[dict], theirs: list[dict]) -> None:
 def test_predict_says_the_same_of_a_classifier(
     words: list[str], classifier: Path, shapes: Path, tmp_path: Path, sightline
 ):
+    words = [*words, *recipe_of(classifier)]
     run = sightline("predict", classifier, shapes / "val", "--out", tmp_path / "a", *words)
     file = sightline("predict", classifier / "model.onnx", shapes / "val", "--out", tmp_path / "b", *words)
     assert run.code == file.code == 0, file
@@ -185,7 +218,8 @@ def test_the_serving_example_names_the_class_that_predict_names(
     )
     assert "sightline" not in re.sub(r'\["sightline"\]', "", program)
     (tmp_path / "serve.py").write_text(program)
-    assert sightline("predict", classifier, shapes / "val", "--out", tmp_path / "out", "--no-draw", *HERE).code == 0
+    words = ["predict", classifier, shapes / "val", "--out", tmp_path / "out", "--no-draw"]
+    assert sightline(*words, *HERE, *recipe_of(classifier)).code == 0
     sure = [row for row in findings(tmp_path / "out") if row["found"][0]["score"] > row["found"][1]["score"] + 0.05]
     assert len(sure) >= 5
     for row in sure:
@@ -289,25 +323,26 @@ def test_a_run_that_loads_normalised_images_is_exported_for_pixels(kind: str, sh
 def archive(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The classifier as .pt2; for reading only."""
     path = tmp_path_factory.mktemp("archive") / "net.pt2"
-    export(classifier, "--format=torch-export", f"--out={path}")
+    export(classifier, *recipe_of(classifier), "--format=torch-export", f"--out={path}")
     return path
 
 
 def test_a_pt2_of_anyone_predicts_only_with_trust(
     classifier: Path, archive: Path, shapes: Path, tmp_path: Path, sightline
 ):
-    words = ["predict", archive, shapes / "val", "--out", tmp_path / "a", "--no-draw", *HERE]
+    more = [shapes / "val", "--no-draw", *HERE, *recipe_of(classifier)]
+    words = ["predict", archive, *more, "--out", tmp_path / "a"]
     said = sightline(*words)
     assert said.code == 2 and f"{archive} is an exported program: loading it can run code" in said.err, said
     assert "add --trust" in said.err and "export to ONNX, or use the run folder" in said.err
     assert not (tmp_path / "a").exists()
     assert sightline(*words, "--trust").code == 0
-    assert sightline("predict", classifier, shapes / "val", "--out", tmp_path / "b", "--no-draw", *HERE).code == 0
+    assert sightline("predict", classifier, *more, "--out", tmp_path / "b").code == 0
     same(findings(tmp_path / "b"), findings(tmp_path / "a"))
     image = findings(tmp_path / "a")[0]["path"]
     with pytest.raises(UsageError, match="in Python trust=True"):
         api.predict(archive, image)
-    [found] = api.predict(archive, image, trust=True)
+    [found] = api.predict(archive, image, trust=True, recipe_file=recipe_of(classifier)[1])
     assert found.label == findings(tmp_path / "a")[0]["found"][0]["class"]
 
 
@@ -320,7 +355,7 @@ def test_the_folder_of_all_folds_names_no_exported_file(
     strange = shutil.copy(archive if kind == "pt2" else classifier / "model.onnx", tmp_path / "set" / f"fold-0.{kind}")
     (tmp_path / "set" / "folds.json").write_text(json.dumps({"folds": [{"folder": f"fold-0.{kind}"}]}))
     words = ["predict", archive, next(shapes.glob("val/*/*.jpg")), tmp_path / "set"]
-    said = sightline(*words, "--out", tmp_path / "out", "--no-draw", "--trust", *HERE)
+    said = sightline(*words, "--out", tmp_path / "out", "--no-draw", "--trust", *HERE, *recipe_of(classifier))
     assert said.code == 4 and f"{strange} is neither a run folder nor a checkpoint" in said.err, said
 
 
@@ -337,7 +372,7 @@ def test_the_code_of_a_hostile_pt2_never_runs(
         "--with": [classifier, "--with", evil, image],
         "input": [classifier, image, evil],  # as `predict RUN folder/*` becomes
     }[place]
-    said = sightline("predict", *given, "--out", tmp_path / "out", "--no-draw", *HERE)
+    said = sightline("predict", *given, "--out", tmp_path / "out", "--no-draw", *HERE, *recipe_of(classifier))
     if place == "input":
         assert said.code == 3 and "1 of 2 files cannot be read: evil.pt2" in said.err, said
         assert "evil.pt2 is read as an input, not as a network" in said.out
@@ -352,11 +387,12 @@ def test_exported_files_among_images_are_inputs_like_any_other_file(
 ):
     """What a stranger's folder holds beside images does not change what is said of them."""
     shutil.copytree(shapes / "val" / "ring", tmp_path / "folder")
-    alone = sightline("predict", classifier, tmp_path / "folder", "--out", tmp_path / "a", "--no-draw", *HERE)
+    more = ["--no-draw", *HERE, *recipe_of(classifier)]
+    alone = sightline("predict", classifier, tmp_path / "folder", "--out", tmp_path / "a", *more)
     shutil.copy(classifier / "model.onnx", tmp_path / "folder" / "a.onnx")
     changed(archive, tmp_path / "folder" / "z.pt2")
     (tmp_path / "folder" / "notes.txt").write_text("by a stranger")
-    words = ["predict", classifier, *sorted((tmp_path / "folder").iterdir()), "--no-draw", "--trust", *HERE]
+    words = ["predict", classifier, *sorted((tmp_path / "folder").iterdir()), "--trust", *more]
     said = sightline(*words, "--out", tmp_path / "b")
     assert said.code == 3 and "3 of 7 files cannot be read: a.onnx, notes.txt, z.pt2" in said.err, said
     assert sightline(*words, "--out", tmp_path / "c", "--data.on-bad-sample=skip").code == 0
@@ -379,7 +415,8 @@ def test_with_averages_exported_files_and_runs(
     together = [names[0], "--with", names[1], "--with", names[2]]
     for number, given in enumerate([*([name] for name in names), together]):
         out = tmp_path / str(number)
-        said = sightline("predict", *given, image, "--out", out, "--no-draw", "--trust", "--top=10", *HERE[:4])
+        words = ["predict", *given, image, "--out", out, "--no-draw", "--trust", "--top=10", *HERE[:4]]
+        said = sightline(*words, *recipe_of(classifier))
         assert said.code == 0, said
         shares.append({found["class"]: found["score"] for found in findings(out)[0]["found"]})
     assert "the probabilities of 3 runs are averaged: " + ", ".join(map(str, names)) in said.out.replace("\n", "")
@@ -389,11 +426,13 @@ def test_with_averages_exported_files_and_runs(
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pth"])
-def test_weights_files_load_into_the_recipe_and_carry_the_description(
-    kind: str, classifier: Path, tmp_path: Path, sightline
-):
-    file = tmp_path / f"net.{kind}"
-    said = sightline("export", classifier, "--format", kind, "--out", file, *HERE)
+def test_weights_files_load_into_the_recipe_and_carry_the_description(kind: str, tmp_path: Path, sightline):
+    run, file = tmp_path / "run", tmp_path / f"net.{kind}"
+    recipe, _ = config.load("demo_classification", tiny.SMALL)
+    spec = recipe.data.declared()[0]
+    state = {"recipe": store.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress(step=1))}
+    checkpoint.write(run / "checkpoints" / "ckpt-00000001", {"model": recipe.model.build(spec).state_dict()}, state)
+    said = sightline("export", run, "--format", kind, "--out", file, *HERE)
     assert said.code == 0 and "largest relative difference of logits 0.0e+00" in said.out
     if kind == "pth":
         held = torch.load(file, weights_only=True)
@@ -403,7 +442,7 @@ def test_weights_files_load_into_the_recipe_and_carry_the_description(
             about = opened.metadata()["sightline"]
         state = load_file(file)
     assert json.loads(about)["checkpoint"]["name"].startswith("ckpt-")
-    best = load_file(checkpoint.find(classifier, "best") / "model.safetensors")
+    best = load_file(run / "checkpoints" / "ckpt-00000001" / "model.safetensors")
     assert state.keys() == best.keys() and all(torch.equal(state[name], best[name]) for name in best)
     loaded = sightline("inspect", "demo_classification", *tiny.SMALL, "--model.weights", file)
     assert loaded.code == 0 and f"loaded all {len(best)} tensors" in loaded.out
@@ -476,15 +515,15 @@ def test_export_refuses_what_it_cannot_do(classifier: Path, tmp_path: Path, sigh
         ([classifier], 2, "model.onnx exists; choose another --out"),
         ([classifier, "--format", "coreml"], 2, "--format coreml is unknown; use one of onnx, pth, safetensors"),
         ([classifier, "--out", tmp_path / "net.pt"], 2, "must end in .onnx"),
-        ([classifier, "--raw", "--out", tmp_path / "net.onnx"], 2, "--raw changes nothing for demo_classification"),
+        ([classifier, "--raw", "--out", tmp_path / "net.onnx"], 2, "--raw changes nothing for few_layers"),
         ([tmp_path / "empty"], 4, "holds no checkpoint"),
         ([tmp_path / "none"], 4, "does not exist"),
         ([classifier, "--run.device=cuda"], 2, "--run.device cuda: export runs the network on the CPU"),
     ]:
-        said = sightline("export", *words)
+        said = sightline("export", *words, *recipe_of(classifier))
         assert said.code == code and told in said.err, said
     monkeypatch.setitem(sys.modules, "onnxscript", None)  # as if it were not installed
-    said = sightline("export", classifier, "--out", tmp_path / "net.onnx")
+    said = sightline("export", classifier, "--out", tmp_path / "net.onnx", *recipe_of(classifier))
     assert said.code == 2 and "--format onnx needs onnxscript: `pip install sightline[export]`" in said.err
     assert (classifier / "model.onnx").read_bytes() == before and not (tmp_path / "net.onnx").exists()
 
@@ -505,7 +544,8 @@ def test_a_full_disk_is_exit_7_and_leaves_what_was_there(
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        said = sightline("export", classifier, "--format", kind, "--out", tmp_path / f"model.{suffix}")
+        words = ["export", classifier, *recipe_of(classifier), "--format", kind]
+        said = sightline(*words, "--out", tmp_path / f"model.{suffix}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert said.code == 7, said
@@ -546,9 +586,11 @@ def test_predict_refuses_other_files(classifier: Path, shapes: Path, tmp_path: P
         ("text.pt2", 3, "is not a zip file"),
         ("net.safetensors", 2, "ends in .onnx or .pt2"),
     ]:
-        said = sightline("predict", tmp_path / name, shapes / "val", "--out", tmp_path / "out", "--trust", *HERE)
+        words = ["predict", tmp_path / name, shapes / "val", "--out", tmp_path / "out", "--trust"]
+        said = sightline(*words, *HERE, *recipe_of(classifier))
         assert said.code == code and told in said.err, said
-    said = sightline("predict", classifier / "model.onnx", shapes / "val", "--checkpoint", "latest", *HERE)
+    words = ["predict", classifier / "model.onnx", shapes / "val", "--checkpoint", "latest"]
+    said = sightline(*words, *HERE, *recipe_of(classifier))
     assert said.code == 2 and "is one network" in said.err
 
 
@@ -607,7 +649,8 @@ def test_a_graph_that_is_not_what_its_description_says_is_refused(
     if change is endless:  # a minute otherwise
         monkeypatch.setattr(onnx_format, "LEAST_S", 0.6)
         monkeypatch.setattr(onnx_format, "NUMBERS_PER_S", 2**30)
-    said = sightline("predict", tmp_path / "hostile.onnx", shapes / "val", "--out", tmp_path / "out", *HERE)
+    words = ["predict", tmp_path / "hostile.onnx", shapes / "val", "--out", tmp_path / "out", *HERE]
+    said = sightline(*words, *recipe_of(classifier))
     assert said.code == 3 and f"{tmp_path}/hostile.onnx " in said.err and told in said.err, said
 
 
@@ -615,7 +658,8 @@ def test_a_description_of_another_input_is_refused(classifier: Path, shapes: Pat
     changed = onnx.load(classifier / "model.onnx")
     changed.metadata_props[0].value = changed.metadata_props[0].value.replace('"uint8"}', '"float32"}')
     onnx.save(changed, tmp_path / "other.onnx")
-    said = sightline("predict", tmp_path / "other.onnx", shapes / "val", "--out", tmp_path / "out", *HERE)
+    words = ["predict", tmp_path / "other.onnx", shapes / "val", "--out", tmp_path / "out", *HERE]
+    said = sightline(*words, *recipe_of(classifier))
     assert said.code == 4 and "(input of float32, not of uint8); export it again" in said.err, said
 
 
