@@ -146,3 +146,30 @@ def test_deep_nesting_is_left_to_the_careful_parser(text: str, tmp_path: Path):
     (tmp_path / "deep.yaml").write_text(text)
     with pytest.raises(UsageError, match="cannot be read as YAML"):
         read_yaml(tmp_path / "deep.yaml")
+
+
+def test_a_config_file_has_a_limit(tmp_path: Path):
+    file = tmp_path / "a.yaml"
+    file.write_text("a: 1\n".ljust(65_536, "#"))
+    assert read_yaml(file) == {"a": 1}
+    file.write_text("a: 1\n".ljust(65_537, "#"))
+    with pytest.raises(UsageError, match="a.yaml is larger than 65536 bytes; a config file is a few kB"):
+        read_yaml(file)
+
+
+def test_merge_keys_and_anchors_are_refused(tmp_path: Path):
+    file = tmp_path / "a.yaml"
+    for text, said in (
+        ("a: {<<: {b: 1}}\n", "merge keys are not read"),
+        ("a: &b 1\n", "anchors and aliases are not read"),
+        ("a: *b\n", "anchors and aliases are not read"),
+        ("- a\n", "must hold `part: {field: value}` pairs"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=said):
+            read_yaml(file)
+
+
+def test_several_documents_are_written_in_their_order():
+    assert plain_yaml.to_documents([{"b": 1, "a": "x"}, {}]) == "---\nb: 1\na: x\n--- {}\n"
+    assert plain_yaml.to_text({"b": "ü", "a": [1]}) == "b: ü\na:\n- 1\n"

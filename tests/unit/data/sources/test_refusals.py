@@ -14,6 +14,7 @@ from sightline.data.formats import class_table
 from sightline.data.sources import (
     SourceOptions,
     annotations,
+    decathlon,
     folder,
     labelme,
     layouts,
@@ -33,6 +34,7 @@ from sightline.data.sources import (
     yolo,
 )
 from sightline.data.sources.shards import Shard
+from sightline.data.volumes.plan import Case, VolumePlan
 from sightline.errors import BadData, BadSample, UsageError
 
 ALL = SourceOptions(split="all")
@@ -269,3 +271,84 @@ def test_images_whose_form_is_looked_at(tmp_path):
     (tmp_path / "b.png").write_bytes(b"broken")
     assert mask_images.pixels_of([tmp_path / "b.png", tmp_path / "gone.png"]) == mask_images.Pixels()
     assert mask_images.pixels_of([tmp_path / "b.png", tmp_path / "a.png"]) == mask_images.Pixels(1, 8)
+
+
+def test_folds_of_volumes():
+    cases = [Case(f"c{n}", *[(1, 1, 1)] * 5, (1.0, 1.0, 1.0), f"c{n}.npy", None) for n in (2, 10, 1)]
+    plan = VolumePlan("own", "x", 3, "training", None, tuple(cases), "raw")  # type: ignore[arg-type]
+    names = [case.name for case in decathlon._chosen(plan, "val", 0, 1)]
+    assert names == ["c1", "c10", "c2"]
+    with pytest.raises(UsageError, match="--data.folds 1 leaves no volumes to train on; use 2 or more, e.g. 5"):
+        decathlon._chosen(plan, "train", 0, 1)
+    for fold in (-1, 3):
+        with pytest.raises(UsageError, match=f"--data.fold {fold}: with 3 folds use 0 to 2"):
+            decathlon._chosen(plan, "train", fold, 3)
+    split = [[case.name for case in decathlon._chosen(plan, which, 2, 3)] for which in ("train", "val")]
+    assert sorted(split[0] + split[1]) == ["c1", "c10", "c2"] and len(split[1]) == 1
+
+
+def test_the_size_of_an_image_and_of_its_mask(tmp_path):
+    for name, size in (("images", (8, 6)), ("masks", (8, 6))):
+        (tmp_path / name).mkdir()
+        for stem in "ab":
+            Image.new("L", size, stem == "b").save(tmp_path / name / f"{stem}.png")
+    source = open_masks("masks", str(tmp_path), "val", ALL)
+    Image.new("L", (6, 8)).save(tmp_path / "images" / "a.png")
+    Image.new("L", (6, 8)).save(tmp_path / "masks" / "b.png")
+    with pytest.raises(BadSample, match=r"^images/a.png: 6x8 pixels, its mask 8x6; store both at one size$"):
+        source.image(0)
+    with pytest.raises(
+        BadSample, match=r"^images/b.png: .*b.png has another size than when it was indexed; start again"
+    ):
+        source.mask(1)
+    Image.new("L", (8, 6), 7).save(tmp_path / "masks" / "b.png")
+    with pytest.raises(BadSample, match=r"b.png has other values than when it was indexed; start again"):
+        source.mask(1)
+
+
+def test_outlines_have_limits(tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (8, 6)).save(tmp_path / "images" / "a.png")
+    said = {
+        "images": [{"id": 1, "file_name": "a.png", "width": 8, "height": 6}],
+        "annotations": [
+            {"id": n, "image_id": 1, "category_id": n, "bbox": [0, 0, 2, 2], "segmentation": [[0, 0, 3, 0, 3, 3]]}
+            for n in (1, 2)
+        ],
+        "categories": [{"id": n, "name": f"c{n}"} for n in (1, 2)],
+    }
+    (tmp_path / "train.json").write_text(json.dumps(said))
+    monkeypatch.setattr(outlines, "MAX_PIXELS", 48)
+    source = open_masks("coco", str(tmp_path), "val", ALL)
+    assert source.mask(0).max() == 2
+    monkeypatch.setattr(outlines, "MAX_PIXELS", 47)
+    with pytest.raises(BadSample, match="a.png: annotated as 8x6, more than the 47 pixels allowed"):
+        source.mask(0)
+    monkeypatch.setattr(outlines, "MOST_CLASSES", 3)
+    open_masks("coco", str(tmp_path), "val", ALL)
+    monkeypatch.setattr(outlines, "MOST_CLASSES", 2)
+    with pytest.raises(BadData, match="train.json has 2 classes, at most 1 and background are possible"):
+        open_masks("coco", str(tmp_path), "val", ALL)
+    (tmp_path / "train.json").unlink()
+    with pytest.raises(BadSample, match="train.json cannot be read: No such file or directory"):
+        list(source.outlines(0))
+
+
+def test_two_images_of_one_label_and_labels_without_an_image(tmp_path):
+    for split in ("images", "labels"):
+        (tmp_path / split).mkdir()
+    for name in ("a.png", "a.jpg", "b.png"):
+        Image.new("RGB", (8, 6)).save(tmp_path / "images" / name)
+    for name in ("a", "c"):
+        (tmp_path / "labels" / f"{name}.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+    place = layouts.Place(tmp_path / "images", tmp_path / "labels")
+    said = []
+    pairs = yolo.Pairs.at(layouts.Splits("yolo", place, None), place, lambda *each: said.append(each)).pairs
+    assert [(each.name, bool(each.image), bool(each.label)) for each in pairs] == [
+        ("a.jpg", True, True), ("b.png", True, False), ("c.txt", False, True)
+    ]  # fmt: skip
+    text = "has the label of a.jpg, a.txt; rename one of them"
+    assert said == [("two images of one label", str(tmp_path / "images" / "a.png"), text)]
+    (tmp_path / "labels" / "a.txt").unlink()
+    with pytest.raises(BadData, match=r"labels has no label \(.txt\) of any of the 3 images in .*images"):
+        yolo.Pairs.at(layouts.Splits("yolo", place, None), place, lambda *_: None)
