@@ -303,6 +303,31 @@ def test_limits(tmp_path):
     assert extract(path, tmp_path / "out", limits=Limits(members=20, member_bytes=5)) == 20
 
 
+def test_limits_of_a_zip(tmp_path):
+    path = written(tmp_path, zip_bytes({str(i): b"12345" for i in range(20)}), "some.zip")
+    assert len(zip_members(path, Limits(members=20, member_bytes=5))) == 20
+    with pytest.raises(BadArchive, match="holds more than the 19 files allowed; check where it is from"):
+        zip_members(path, Limits(members=19))
+    with pytest.raises(BadArchive, match="'0' has 5 bytes, more than the 4 allowed; unpack it by hand"):
+        zip_members(path, Limits(member_bytes=4))
+
+
+def test_files_without_a_name_and_headers_for_all_files(tmp_path):
+    for name in (".", "./"):
+        with pytest.raises(BadArchive, match="holds a file without a name; check where it is from"):
+            zip_members(written(tmp_path, zip_bytes({name.rstrip("/"): b"x"}), "some.zip"))
+    for key in ("path", "size", "comment"):
+        record = f" {key}=7\n"
+        record = f"{len(record) + 2}{record}".encode()
+        data = with_header(b"x", b"g", b"%011o\0" % len(record))[:512] + record.ljust(512, b"\0")
+        path = written(tmp_path, data + tar_bytes({"a": b"1234567"}))
+        if key == "comment":
+            assert extract(path, tmp_path / "out") == 1
+            continue
+        with pytest.raises(BadArchive, match="the header at byte 512 gives all files one name or size; it is damaged"):
+            extract(path, tmp_path / "out")
+
+
 def test_a_link_in_the_target_is_not_followed(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()

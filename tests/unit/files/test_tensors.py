@@ -80,3 +80,23 @@ def test_what_a_header_claims_is_compared_with_the_file(shape: object, place: ob
     with pytest.raises(ValueError, match="^tensor 'a'") as raised:
         read_tensors(path)
     assert str(raised.value).endswith(said)
+
+
+def test_the_header_of_a_file_has_a_limit(tmp_path: Path, monkeypatch):
+    path = of_header(tmp_path / "t", b"1234", a={"dtype": "F32", "shape": [1], "data_offsets": [0, 4]})
+    length = path.stat().st_size - 12
+    monkeypatch.setattr("sightline.files.tensors.MAX_HEADER_BYTES", length)
+    assert read_tensors(path)["a"].numpy().tobytes() == b"1234"
+    monkeypatch.setattr("sightline.files.tensors.MAX_HEADER_BYTES", length - 1)
+    said = f"its {length + 12} bytes begin with a header of {length}, at most {length - 1} are read"
+    with pytest.raises(ValueError, match=said):
+        read_tensors(path)
+    monkeypatch.undo()
+    for data, said in (
+        (b"1234567", "its 7 bytes begin with a header of"),
+        ((3).to_bytes(8, "little") + b"{}", "its 10 bytes begin with a header of 3, at most 4194304 are read"),
+        ((2).to_bytes(8, "little") + b"[]", r"its header is \[\], expected names of tensors"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=said):
+            read_tensors(path)
