@@ -262,3 +262,14 @@ def test_json_files_with_lists_of_coco(tmp_path, monkeypatch):
     assert not coco._has_lists(tmp_path / "a.json") and not coco._has_lists(tmp_path / "none.json")
     monkeypatch.setattr(coco, "regular", lambda *_: os.open(tmp_path / "none", os.O_RDONLY))
     assert not coco._has_lists(tmp_path / "b.json") and coco._has_annotations(tmp_path / "b.json")
+
+
+def test_drawn_boxes_and_masks_have_the_classes_and_numbers_of_their_path():
+    for samples, of_val in ((80, 10), (7, 1)):
+        path = f"synthetic:classes=3,samples={samples},size=16"
+        train, val = (open_boxes("synthetic", path, split) for split in ("train", "val"))
+        assert (len(train), len(val)) == (samples, of_val)
+        assert train.classes == ("class0000", "class0001", "class0002") and train.class_ids == (1, 2, 3)
+        for row in range(of_val):
+            found = val.objects(row)
+            assert (found.height, found.width) == (16, 16) and set(found.labels.tolist()) <= {1, 2, 3}
