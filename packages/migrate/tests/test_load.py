@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -87,3 +88,24 @@ def test_legacy_load(tmp_path: Path, on_cpu: Start, monkeypatch: pytest.MonkeyPa
     deactivate()
     with pytest.raises(Exception, match="weights_only"):
         torch.load(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize(("option", "asked"), [("fp16_to_bf16", torch.bfloat16), ("float32", torch.float32)])
+def test_bytes_keep_their_type(option: str, asked: torch.dtype, tmp_path: Path, on_cpu: Start):
+    """A conversion changes what a script asks for; bytes of a file or of another process are what they are."""
+    values, zipped, legacy, plain = torch.arange(5, dtype=torch.float16), io.BytesIO(), io.BytesIO(), tmp_path / "bytes"
+    torch.save(values, zipped)
+    torch.save(values, legacy, _use_new_zipfile_serialization=False)
+    plain.write_bytes(values.numpy().tobytes())
+    zipped.seek(0), legacy.seek(0)
+    on_cpu(**{option: True})
+    read = {
+        "zip": torch.load(zipped),
+        "legacy": torch.load(legacy),
+        "pickle": pickle.loads(pickle.dumps(values)),
+        "from_file": torch.from_file(str(plain), size=5, dtype=torch.float16),
+    }
+    for name, tensor in read.items():
+        assert tensor.dtype is torch.float16 and tensor.tolist() == [0, 1, 2, 3, 4], name
+    assert torch.zeros(1, dtype=torch.float16).dtype is asked
+    assert torch.load(io.BytesIO(zipped.getvalue())).half().dtype is asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,12 @@ from sightline_migrate.rules.table import Rule
 if TYPE_CHECKING:
     from sightline_migrate.session import Session
 
+FOLDER_OF_TORCH = os.path.dirname(torch.__file__)
+GIVE_BYTES_A_TYPE = frozenset(
+    os.path.join(FOLDER_OF_TORCH, *name.split("/"))
+    for name in ("_utils.py", "multiprocessing/reductions.py", "serialization.py", "storage.py")
+)
+"""files of torch that make tensors of bytes which a file or a process holds: another type would misread them"""
 Convert = Callable[[Any], Any]
 """dtype -> the dtype used instead; anything else is returned unchanged"""
 
@@ -32,8 +39,11 @@ def convert_of(session: Session) -> Convert | None:
 
 
 def converts_here() -> bool:
-    """Return True if a request of this caller may be converted: not inside compilers and kernels."""
-    return is_dynamo_compiling() or zones.zone(2) != zones.MACHINERY
+    """Return True if a request of this caller may be converted: not in compilers and kernels, nor for given bytes."""
+    if is_dynamo_compiling():
+        return True
+    filename = zones.caller(2).f_code.co_filename
+    return filename not in GIVE_BYTES_A_TYPE and zones.zone_of(filename) != zones.MACHINERY
 
 
 def dtype_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

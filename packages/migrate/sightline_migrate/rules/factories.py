@@ -34,6 +34,8 @@ SHARING = ("torch.as_tensor", "torch.asarray", "torch.from_dlpack")
 """these return the memory that they are given if it is on the device"""
 OF_ANY_TENSORS = ("torch.normal", "torch.from_dlpack", "torch.nested.nested_tensor", "torch.nested.as_nested_tensor")
 """without a device the result is where their tensors are"""
+OF_BYTES = "torch.from_file"
+"""the dtype says how to read bytes, so it is not converted"""
 HOST_IS_FULL = "can't allocate memory"
 OF_TENSORS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros new".split()
 
@@ -50,7 +52,8 @@ def rules() -> list[Rule]:
 def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     """Wrap a factory: look up the device in a dict; do more only if an option or the target needs it."""
     table, slow = session.devices.table, session.devices.get
-    convert, conversions = convert_of(session), Conversions(rule)
+    convert = convert_of(session) if rule.name != OF_BYTES else None
+    conversions = Conversions(rule)
     unpins = session.target.name in HOST_MEMORY
     place = _places(rule, session) if session.target.is_cpu else None
     is_like, is_function = rule.name.endswith("_like"), not rule.name.startswith("torch.Tensor.")
