@@ -24,6 +24,7 @@ from sightline.data.sources import (
     open_masks,
 )
 from sightline.data.sources.layouts import NoTestSplit, kept_of
+from sightline.data.sources.masks import indices_in
 from sightline.errors import BadData, BadSample, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).with_name("mask_layouts.py")))
@@ -755,6 +756,25 @@ def test_what_is_no_data_of_masks(tmp_path, data):
         write(tmp_path / "x", some(0, 1), (name, name))
     with pytest.raises(UsageError, match="expected images/ with masks/"):
         opened(tmp_path / "x")
+
+
+def test_values_of_a_mask_are_those_of_the_classes(tmp_path):
+    def indices(values: object, known: tuple[int, ...], ignored: tuple[int, ...] = (), is_coloured: bool = False):
+        found = np.asarray(values)
+        if found.max() > 255:
+            png16(tmp_path / "a.png", found.astype(np.uint16)[..., None])
+        else:
+            Image.fromarray(found.astype(np.uint8)).save(tmp_path / "a.png")
+        return indices_in((tmp_path / "a.png").read_bytes(), "a", known, ignored, is_coloured)
+
+    assert indices([[0, 7, 255]], (0, 7), (255,)).tolist() == [[0, 1, 255]]
+    assert indices([[[0] * 3, [7] * 3]], (7, 0)).tolist() == [[1, 0]]  # grey that is stored as RGB
+    assert indices([[0, 8]], (0, 7)) is None
+    assert indices([[0, 300]], (0, 300)).tolist() == [[0, 1]]
+    for beyond in (256, 257, 299, 301, 302):
+        assert indices([[0, beyond]], (0, 300 if beyond > 257 else 7)) is None
+    assert indices([[[1, 2, 3], [0, 0, 9]]], (0x010203, 9), (), True).tolist() == [[0, 1]]
+    assert indices([[1, 2]], (0x020202, 0x010101), (), True).tolist() == [[1, 0]]
 
 
 # The index

@@ -285,7 +285,8 @@ def test_a_table_that_cannot_be_used_names_the_line(data: Path, text: str):
 
 
 def test_bad_lines_and_missing_files_come_in_one_answer(data: Path):
-    (data / "labels.csv").write_text("file,label\n1.jpg,cat\n2.jpg,\nno.jpg,dog\n1.jpg,dog\n")
+    (data / "0.jpg").touch()  # empty, but there
+    (data / "labels.csv").write_text("file,label\n1.jpg,cat\n2.jpg,\nno.jpg,dog\n1.jpg,dog\n0.jpg,dog\n")
     with pytest.raises(BadData) as error:
         both(data)
     for text in (r"line 3: has no label", r"line 5: 1.jpg is in", "images that do not exist (1): no.jpg"):
