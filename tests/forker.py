@@ -183,7 +183,7 @@ if __name__ == "__main__":
     environment(devices.select("cpu"), 1)  # looks for the versions of packages
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    gc.freeze()  # children share these pages
+    warm.share()
     gc.enable()
     asked = serve(warm.accept())
     if "MUTANTS_TEST" in os.environ:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -94,6 +95,14 @@ def accept() -> int:
         while True:
             os.wait()
     os._exit(0)
+
+
+def share() -> None:
+    """Keep forks from copying what they have of this process: collections leave it alone, and so does a fork's end,
+    where torch would take back its operators one by one, 8,000 pages in 30 ms."""
+    gc.freeze()
+    for each in weakref.finalize._registry:  # type: ignore[attr-defined]
+        each.atexit = False
 
 
 def ask(request: dict[str, Any]) -> Any:
