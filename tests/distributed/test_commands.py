@@ -28,7 +28,7 @@ SIZES = f"--steps {STEPS} --warmup {WARMUP} --repeats {REPEATS}".split()
 BENCHMARK = ["benchmark", "demo_classification", *TINY, *HERE, f"--train.global-batch={BATCH}", *SIZES]
 
 SMALL_UNET = [*HERE, "--model.width=4", "--data.task=own", "--data.path=blobs", f"--train.global-batch={BATCH}"]
-MEASURED_UNET = ["benchmark", "unet2d", *SMALL_UNET, *SIZES, "--data=real"]
+MEASURED_UNET = ["benchmark", "unet2d", *SMALL_UNET, "--steps=1", "--warmup=1", "--repeats=1", "--data=real"]
 TRAINED_UNET = ["train", "unet2d", *SMALL_UNET, *QUIET]
 
 
