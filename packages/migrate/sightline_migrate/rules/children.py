@@ -65,7 +65,7 @@ def sets_its_own_path(command: Any, folder: Any = None) -> bool:
     for word in line.split()[:3]:
         path = Path(os.fsdecode(folder) if folder is not None else ".", word)
         if path.suffix in (".sh", ".bash") and path.is_file() and path.stat().st_size < LARGEST_SCRIPT:
-            texts.append(path.read_text(errors="replace"))
+            texts.append(path.read_text("utf-8", errors="replace"))
     return any("python" in text and OWN_PATH.search(text) for text in texts)
 
 
