@@ -9,7 +9,7 @@ from sightline.models.anchors import default_boxes
 from sightline.parts import DataSpec
 from sightline.tasks.detection import Detection
 
-SIZE, IMAGES, STEPS = 96, 8, 60
+SIZE, IMAGES, STEPS = 96, 8, 40
 COLOURS = torch.tensor([[1.0, 0.1, 0.1], [0.1, 1.0, 0.1], [0.1, 0.1, 1.0]])  # one per class
 SPEC = DataSpec(("red", "green", "blue"), 3, (SIZE, SIZE), (0.5,) * 3, (0.5,) * 3)
 
@@ -87,7 +87,7 @@ def test_eight_images_are_learnt(build):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     losses = []
     for step in range(STEPS):
-        optimizer.param_groups[0]["lr"] = 0.02 * min(1, (step + 1) / 10) * (1 if step < 45 else 0.1)
+        optimizer.param_groups[0]["lr"] = 0.02 * min(1, (step + 1) / 10) * (1 if step < 30 else 0.1)
         loss = task.loss(model, batch)
         optimizer.zero_grad()
         loss.total.backward()
@@ -100,6 +100,6 @@ def test_eight_images_are_learnt(build):
         metric.update(task.predict(model, batch), batch)
     metric.merge(World())
     values = metric.result().values
-    assert values["ap50"] > 0.5, values
+    assert values["ap50"] > 0.8, values
     assert values["samples"] == IMAGES
-    assert values["ap"] > 0.25, values  # boxes that fit, not only overlap
+    assert values["ap"] > 0.5, values  # boxes that fit, not only overlap
