@@ -57,6 +57,7 @@ def test_the_package_names_none_of_these_sets():
     assert named == []
 
 
+@pytest.mark.slow  # a process that imports torch
 def test_a_row_is_trained_and_its_seconds_add_up(script, tmp_path):
     write_images(tmp_path / "images", 20)
     flags = "--model.width 4 --train.epochs 2 --train.global-batch 8 --schedule.warmup-epochs 0 --run.workers 0"
