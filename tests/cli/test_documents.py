@@ -353,7 +353,7 @@ for epoch in range(2):
 INPUTS: dict[str, Callable[[Path], None]] = {
     "images": images,
     "PHOTOS": garden,
-    "MASKS": lambda path: LAYOUTS["pictures"](path, 12) and None,
+    "MASKS": lambda path: LAYOUTS["pictures"](path, 10) and None,
     "BOXES": boxes("coco"),
     "pets": pets,
     "animals": pets,
@@ -388,7 +388,7 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "Task01_BrainTumour": tumours,
     "Dataset027_ACDC": lambda path: LAYOUTS["nnunet"](path, 6, 2) and None,
     "scans": lambda path: LAYOUTS["folders"](path, 6, end="_seg") and None,
-    "cells": lambda path: LAYOUTS["pictures"](path, 12) and None,
+    "cells": lambda path: LAYOUTS["pictures"](path, 10) and None,
     "data.yaml": folders_apart,
     "BRATS": prepared_tumours,
     "LABELS": labels_of_test_cases,
@@ -434,7 +434,7 @@ def tiny(words: list[str]) -> list[str]:
     if words[0] == "benchmark":
         if "--peers" in words and "demo_classification" in words:
             flags += ["--model.width=64", "--model.stem=7x7"]  # torchvision's ResNet-18, with which it is compared
-        return [*flags, "--steps=2", "--warmup=1", "--repeats=1"]
+        return [*flags, "--steps=1", "--warmup=1", "--repeats=1"]
     flags += ["--train.max-steps=2"] if "--run.profile" not in words else ["--train.epochs=6"]  # of five steps
     return [*flags, *(["--data.classes=0"] if "--data.classes=10" in flags else [])]
 
