@@ -136,6 +136,20 @@ def test_float16_inside_a_compiled_function(on_cpu: Start):
         assert {each.dtype for each in torch.compile(halves, backend=backend)(torch.ones(2))} == {torch.bfloat16}
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_float_that_changes(on_cpu: Start):
+    """For a learning rate, say: compiled code converts it with as_tensor, which must not be compiled in turn."""
+    torch._dynamo.reset()
+    on_cpu()
+
+    def scaled(x: torch.Tensor, rate: float) -> torch.Tensor:
+        return x * rate + torch.zeros(2, device="cuda")
+
+    compiled = torch.compile(scaled, backend="eager", fullgraph=True)
+    for rate in (0.5, 0.25, 0.125):
+        assert torch.equal(compiled(torch.ones(2), rate), torch.full((2,), rate))
+
+
 def test_compiled_optimizer(on_cpu: Start):
     on_cpu()
     weight = torch.nn.Parameter(torch.ones(3, device="cuda"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import _len_torch_function_stack
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.compiler import is_dynamo_compiling
 from torch.overrides import _get_current_function_mode_stack, handle_torch_function
 from torch.utils._device import DeviceContext
@@ -92,6 +93,9 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
                 raise
             raise torch.OutOfMemoryError(f"CUDA out of memory: {error}") from error
 
+    # Dynamo traces it as a part of its caller, but must not compile it alone: for a float that changes, compiled code
+    # calls as_tensor first, which would then be compiled code for a float that changes, without end.
+    set_code_exec_strategy(factory.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return factory
 
 
