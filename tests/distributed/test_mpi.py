@@ -33,31 +33,48 @@ def weights(run: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def by_devices(tmp_path_factory: pytest.TempPathFactory) -> tuple:
-    """The run folder of `train --run.devices 2`, its output, and what was seen of its processes.
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """A run folder, the output of `evaluate --run.devices 2`, and what was seen of its processes.
 
-    The starter is warm; its ranks start as those of any user.
+    The starter is warm; its ranks start as those of any user. To train they would import torch's compiler, too.
     """
-    run = tmp_path_factory.mktemp("devices") / "run"
-    return run, *watched(warm.start("sightline", "train", *FLAGS, "--run.devices=2", f"--run.out={run}"))
+    run = tmp_path_factory.mktemp("evaluated") / "run"
+    assert warm.start("sightline", "train", *FLAGS, f"--run.out={run}").wait().code == 0
+    flags = ["--run.devices=2", "--run.device=cpu", "--run.workers=0"]
+    return run, *watched(warm.start("sightline", "evaluate", run, *flags))
 
 
-def test_devices_starts_ranks_that_share_the_batch(by_devices: tuple):
-    run, out, _ = by_devices
-    assert "batch 8 (4 on each of 2)" in out and out.count("finished: ") == 1
-    assert json.loads((run / "exit.json").read_text())["code"] == 0
+def test_devices_starts_ranks_that_evaluate_together(evaluated: tuple):
+    run, out, _ = evaluated
+    assert out.count("evaluated checkpoint") == 1
+    two = json.loads((run / "scores.json").read_text())
+    assert f"top1 {two['values']['top1']:.4f}" in out
 
 
-def test_no_process_of_a_run_on_one_host_listens_beyond_it(by_devices: tuple):
+def test_no_process_of_a_run_on_one_host_listens_beyond_it(evaluated: tuple):
     """Only ranks listen, for tensors of each other. The launcher, where torch would unpickle, never listens."""
-    seen = by_devices[2]
+    seen = evaluated[2]
     assert seen.listening == {("0", "127.0.0.1"), ("1", "127.0.0.1")}
 
 
-def test_ranks_meet_in_a_folder_of_their_user_alone(by_devices: tuple):
-    seen = by_devices[2]
+def test_ranks_meet_in_a_folder_of_their_user_alone(evaluated: tuple):
+    seen = evaluated[2]
     assert seen.store and seen.store_mode & 0o777 == 0o700
     assert not Path(seen.store).parent.exists(), "left behind"
+
+
+@pytest.fixture(scope="module")
+def by_devices(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run folder of `train --run.devices 2`, and its output."""
+    run = tmp_path_factory.mktemp("devices") / "run"
+    return run, finished(sightline("train", *FLAGS, "--run.devices=2", f"--run.out={run}"))
+
+
+@pytest.mark.slow
+def test_devices_starts_ranks_that_share_the_batch(by_devices: tuple):
+    run, out = by_devices
+    assert "batch 8 (4 on each of 2)" in out and out.count("finished: ") == 1
+    assert json.loads((run / "exit.json").read_text())["code"] == 0
 
 
 def need_open_mpi() -> int:
@@ -206,12 +223,3 @@ def test_a_rank_that_is_killed_is_a_lost_peer(tmp_path: Path):
         os.kill(int(ranks[-1]), signal.SIGKILL)
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 8 and "ended by signal 9" in out
-
-
-@pytest.mark.slow
-def test_evaluate_on_two_ranks(by_devices: tuple):
-    words = ["evaluate", str(by_devices[0]), "--run.devices", "2", "--run.device=cpu", "--run.workers=0"]
-    out = finished(sightline(*words))
-    assert out.count("evaluated checkpoint") == 1
-    two = json.loads((by_devices[0] / "scores.json").read_text())
-    assert f"top1 {two['values']['top1']:.4f}" in out
