@@ -458,15 +458,25 @@ def test_a_driver_is_there_where_its_library_says_so(code: int, answers: bool, m
     assert stand_in.driver_answers.__wrapped__() is answers
 
 
-@pytest.mark.parametrize("has_driver", [False, True])
+@pytest.mark.parametrize(
+    ("folder", "has_driver", "replaced"),
+    [
+        ("site-packages", False, True),
+        ("site-packages", True, False),
+        ("pip-target", False, True),
+        ("of-the-script", False, False),
+    ],
+)
 def test_pynvml_without_a_driver_is_replaced(
-    has_driver: bool, on_cpu: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, has_driver: bool, replaced: bool, on_cpu: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """NVIDIA's scripts install nvidia-ml-py; where no driver answers it can only raise."""
     from sightline_migrate.stand_ins import pynvml as stand_in
 
-    installed = tmp_path / "site-packages"
+    installed = tmp_path / folder
     installed.mkdir()
+    if folder == "pip-target":
+        (installed / "nvidia_ml_py-13.615.71.dist-info").mkdir()
     (installed / "pynvml.py").write_text("def nvmlDeviceGetCount(): return 8\n")
     monkeypatch.syspath_prepend(installed)
     monkeypatch.setitem(sys.modules, "pynvml", sys)  # so that what is imported below goes when the test ends
@@ -474,8 +484,8 @@ def test_pynvml_without_a_driver_is_replaced(
     monkeypatch.setattr(stand_in, "driver_answers", lambda: has_driver)
     real = importlib.import_module("pynvml")  # as torch.cuda may have done
     on_cpu()
-    assert importlib.import_module("pynvml").nvmlDeviceGetCount() == (8 if has_driver else 1)
-    assert finder.is_missing("pynvml") is not has_driver
+    assert importlib.import_module("pynvml").nvmlDeviceGetCount() == (1 if replaced else 8)
+    assert finder.is_missing("pynvml") is replaced
     deactivate()
     assert sys.modules["pynvml"] is real
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -56,7 +58,10 @@ def _is_useless(name: str) -> bool:
     if name.partition(".")[0] != "pynvml" or pynvml.driver_answers():
         return False
     real = importlib.machinery.PathFinder.find_spec("pynvml")
-    return real is not None and not zones.is_users(real.origin or "")
+    if real is None or real.origin is None:
+        return False
+    beside = metadata.distributions(name="nvidia-ml-py", path=[os.path.dirname(real.origin)])  # pip install --target
+    return not zones.is_users(real.origin) or any(True for _ in beside)
 
 
 def _is_stand_in(spec: importlib.machinery.ModuleSpec) -> bool:
