@@ -103,7 +103,7 @@ def boxes_of(objects: Any, where: str) -> Iterator[m.Shape | None]:
     names = next((objects[key] for key in CATEGORIES if key in objects), None)
     if not isinstance(boxes, list) or not isinstance(names, list) or len(boxes) != len(names):
         raise WrongEntry(f"objects of {where} is {short(objects)}, expected as many bbox as category")
-    crowds = next((objects[key] for key in _CROWDS if key in objects), [0] * len(boxes))
+    crowds = next((objects[key] for key in _CROWDS if objects.get(key) is not None), [0] * len(boxes))
     if not isinstance(crowds, list) or len(crowds) != len(boxes) or not all(each in (0, 1, None) for each in crowds):
         raise WrongEntry(f"iscrowd of {where} is {short(crowds)}, expected 0 or 1 for each bbox")
     for box, name, is_crowd in zip(boxes, names, crowds, strict=True):

@@ -502,7 +502,10 @@ class Reader:
                     if _is_compressed(message):
                         raise ValueError("its buffers are compressed; save the data with save_to_disk, which does not")
                 mapped.seek(begin)
-                self._files[shard] = list(pa.ipc.open_stream(mapped))
+                batches = list(pa.ipc.open_stream(mapped))
+                if begin and pa.ipc.open_file(mapped).num_record_batches != len(batches):  # open_file needs the end
+                    raise ValueError("the list of batches at its end has not those of the file")
+                self._files[shard] = batches
             else:
                 self._files[shard] = pa.parquet.ParquetFile(path, memory_map=False, pre_buffer=False)
         return self._files[shard]

@@ -305,6 +305,20 @@ def test_few_bytes_that_stand_for_many_are_bounded(tmp_path, monkeypatch):
         source.read(0)
 
 
+def test_an_arrow_file_that_ends_between_two_batches_is_refused(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    file, ends = io.BytesIO(), []
+    with pa.ipc.new_file(file, table().schema) as out:
+        for batch in table().to_batches(max_chunksize=2):
+            out.write_batch(batch)
+            ends.append(file.tell())
+    assert len(ends) == 2
+    for end in (*ends, len(file.getvalue()) - 1):
+        (tmp_path / "a.arrow").write_bytes(file.getvalue()[:end])
+        with pytest.raises(BadData, match=r"a.arrow cannot be read: .*; fetch or write it again"):
+            open_labels("auto", str(tmp_path / "a.arrow"), "val", OPTIONS)
+
+
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 @pytest.mark.parametrize("form", ["stream", "file"])
 @pytest.mark.parametrize("coded", [True, False])
