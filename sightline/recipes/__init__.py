@@ -92,11 +92,13 @@ def refuse_unknown(name: str) -> None:
         return
     if name.endswith((".yaml", ".yml")):
         raise UsageError(f"{name} is a config file, not a recipe; give it as --config {name}")
+    if (Path(name) / "config.yaml").is_file():
+        raise UsageError(f"{name} is a run, not a recipe; give its recipe, and the run as --out {name}")
     near = difflib.get_close_matches(name.lower(), names(), n=1)
     if _is_classifier(name):
         hint = f"; as a classifier it is `resnet50 --model.arch {name}`."
     else:
-        hint = f"; did you mean '{near[0]}'?" if near else ";"
+        hint = f"; did you mean '{near[0]}'?" if near else "."
     known = ", ".join(names()) + plugins.also_known("recipes")
     raise UsageError(f"unknown recipe '{name}'{hint} Known: {known} (or the path of your own recipe ending in .py)")
 

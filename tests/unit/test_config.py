@@ -287,8 +287,16 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_name():
         "unknown recipe 'demo_clasification'; did you mean 'demo_classification'? Known: "
     )
     assert all(name in str(error.value) for name in recipes.names())
-    with pytest.raises(UsageError, match=r"^unknown recipe 'xyz'; Known: "):
+    with pytest.raises(UsageError, match=r"^unknown recipe 'xyz'\. Known: "):
         config.load("xyz")
+
+
+def test_a_run_in_place_of_a_recipe_is_told_apart(tmp_path: Path):
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(
+        UsageError, match=f"^{tmp_path} is a run, not a recipe; give its recipe, and .* --out {tmp_path}$"
+    ):
+        config.load(str(tmp_path))
 
 
 def test_a_file_that_names_no_recipe(tmp_path: Path):
