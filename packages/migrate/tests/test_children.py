@@ -29,6 +29,27 @@ def test_a_child_with_its_own_path_finds_migration(own: str | None, on_cpu: Call
     assert found.what == children.ADDED and found.user.file == __file__
 
 
+@pytest.mark.parametrize("own", [Path("/mine"), b"/mine"])
+def test_the_path_may_be_all_that_popen_takes(own: Any, on_cpu: Callable[..., Any]):
+    on_cpu()
+    wanted = os.pathsep.join([AUTOLOAD, "/mine"])
+    env = {**os.environ, "PYTHONPATH": own}
+    assert subprocess.check_output(SHOW, env=env, text=True).strip() == wanted
+    by_position = [-1, None, None, subprocess.PIPE, None, None, True, False, None, env]
+    with subprocess.Popen(SHOW, *by_position) as child:
+        assert child.communicate()[0].decode().strip() == wanted
+
+
+def test_an_environment_that_is_not_ours_to_read_reaches_popen_as_it_is(on_cpu: Callable[..., Any]):
+    on_cpu()
+    assert subprocess.check_output(SHOW, env=os.environb, text=True).strip() == os.environ["PYTHONPATH"]
+    odd = {**os.environ, "PYTHONPATH": "/mine", "SIGHTLINE_MIGRATE": "perhaps"}
+    assert subprocess.check_output(SHOW, env=odd, text=True) == "/mine\n"
+    for wrong in ({**os.environ, "PYTHONPATH": None}, {**os.environ, "PYTHONPATH": "/mine", "A": 3}, 7):
+        with pytest.raises((TypeError, AttributeError)):
+            subprocess.check_output(SHOW, env=wrong)
+
+
 def test_other_environments_are_left_alone(on_cpu: Callable[..., Any]):
     on_cpu()
     off = {"PATH": os.environ["PATH"], "PYTHONPATH": "/mine"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline_migrate import AUTOLOAD, zones
-from sightline_migrate.options import is_wanted
+from sightline_migrate.options import SWITCH, VENDOR_SWITCH, MigrateError, is_wanted
 from sightline_migrate.reporting import record
 from sightline_migrate.rules.table import Rule, dressed
 from sightline_migrate.stand_ins.rules import as_it_is
@@ -22,6 +22,7 @@ ADDED = "the child is migrated, too: its PYTHONPATH had lost the folder for that
 NOT_MIGRATED = "the command sets PYTHONPATH, so that its Python is not migrated; write PYTHONPATH=...:$PYTHONPATH"
 OWN_PATH = re.compile(r"""(?:^|[\s;&|("'])PYTHONPATH=(?!\S*\$\{?PYTHONPATH)\S*""", re.MULTILINE)
 LARGEST_SCRIPT = 100_000
+CWD, ENV = 8, 9  # positions in Popen(args, ...) after args
 
 
 def rules() -> list[Rule]:
@@ -33,12 +34,16 @@ def rules() -> list[Rule]:
 
 def _make_popen(rule: Rule, original: Any, session: Session) -> Any:
     def __init__(self: Any, args: Any, *more: Any, **kwargs: Any) -> None:
-        env = kwargs.get("env")
-        if isinstance(env, Mapping) and _lost_the_folder(env):
+        env: Any = kwargs["env"] if "env" in kwargs else next(iter(more[ENV:]), None)
+        path = _path_with_the_folder(env)
+        if path:
             record.hit(rule)
-            paths = [AUTOLOAD, *filter(None, [env.get("PYTHONPATH")])]
-            kwargs["env"] = {**env, "PYTHONPATH": os.pathsep.join(paths)}
-        _warn(args, kwargs.get("cwd"))
+            env = {**env, "PYTHONPATH": path}
+            if "env" in kwargs:
+                kwargs["env"] = env
+            else:
+                more = (*more[:ENV], env, *more[ENV + 1 :])
+        _warn(args, kwargs["cwd"] if "cwd" in kwargs else next(iter(more[CWD:]), None))
         original(self, args, *more, **kwargs)
 
     return __init__
@@ -52,9 +57,20 @@ def _make_system(rule: Rule, original: Any, session: Session) -> Any:
     return system
 
 
-def _lost_the_folder(env: Mapping[str, Any]) -> bool:
-    """Return True if a child asks for migration, as its parent does, but cannot find it."""
-    return is_wanted(env) and AUTOLOAD not in str(env.get("PYTHONPATH", "")).split(os.pathsep)
+def _path_with_the_folder(env: Any) -> str:
+    """Return the PYTHONPATH for a child that asks for migration, as its parent does, but cannot find it; else "".
+
+    An environment of bytes, like os.environb, and one that Popen will refuse are left alone.
+    """
+    if not isinstance(env, Mapping) or not all(isinstance(name, str) for name in env):
+        return ""
+    try:
+        switches = {name: os.fsdecode(env[name]) for name in (SWITCH, VENDOR_SWITCH) if name in env}
+        own = os.fsdecode(env.get("PYTHONPATH", ""))
+        is_lost = is_wanted(switches) and AUTOLOAD not in own.split(os.pathsep)
+    except (MigrateError, TypeError):
+        return ""
+    return os.pathsep.join(filter(None, [AUTOLOAD, own])) if is_lost else ""
 
 
 def sets_its_own_path(command: Any, folder: Any = None) -> bool:
