@@ -54,7 +54,7 @@ class SourceOptions:
     file_column: str = ""  # table: the column of file names; "": by name or content
     label_column: str = ""  # table: the column of labels, or several of 0 and 1, by names or a pattern
     skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
-    keeps_all: bool = False  # boxes: training too has all boxes and images, for those that convert them
+    keeps_all: bool = False  # to convert them: training too has all boxes and images, and no sample is left out
     listed: dict[Hashable, Any] | None = field(default=None, compare=False, repr=False)  # see `once`
 
     def once(self, key: Hashable, read: Callable[[], Shared]) -> Shared:
@@ -305,9 +305,13 @@ def kind_of_masks(kind: str, path: str, options: SourceOptions) -> str:
 def _open(name: str, kind: str, expected: str, path: str, split: Split, *given: object) -> Any:
     """Open with the function `name` of a kind of source, or with `auto` of the first kind that recognises the path."""
     chosen = _kind(name, kind, path, expected)
-    if _is_ours(chosen):
-        return getattr(_module(chosen), name)(path, split, *given)
-    return _module("of_plugins").opened(name, chosen, path, split, *given)
+    if not _is_ours(chosen):
+        return _module("of_plugins").opened(name, chosen, path, split, *given)
+    source = getattr(_module(chosen), name)(path, split, *given)
+    if isinstance(source, Images) and source.layout:
+        places = (source.layout.train, source.layout.val, source.layout.test)
+        _module("predicted").refuse_drawings([path, *(place.images for place in places if place)], source.files)
+    return source
 
 
 def _kind(name: str, kind: str, path: str, expected: str) -> str:
@@ -364,8 +368,10 @@ def _unknown(name: str, path: str, expected: str) -> str:
         return f"{path}: kind '{layout.kind}' is unknown; known: {', '.join(kinds(name))}"
     if not os.path.exists(path):
         return f"--data.path '{path}' does not exist, or is a link that leads nowhere; expected {expected}"
-    from sightline.data.sources import foreign
+    from sightline.data.sources import foreign, predicted
 
+    if said := predicted.said_of(path):
+        return said
     found = contents(Path(path))
     others = [each for each in _RECIPES if each not in (name, "open_source") and recognised(each, path)]
     if others and name == "open_source":  # boxes have their images one folder deeper

@@ -270,6 +270,8 @@ def layout_at(path: str) -> Splits:
     if kind_described(path):
         layout = read_description(path)
         train, val = (place and _with_labels(place) for place in (layout.train, layout.val))
+        if (first := train or val) and not layout.classes:
+            layout = replace(layout, classes=_listed_classes(first.labels or root))
         if layout.test is None:
             return replace(layout, train=train, val=val)
         test, no_test = _test_of(lambda: _with_labels(layout.test or Place(root)))
