@@ -78,9 +78,11 @@ def prepare(options: ConvertOptions, progress: Progress) -> dict[str, int]:
     jobs = jobs_or_cores(options.jobs)
     what = _what(options)
     with alone_in(options.out):
-        if what == "labels" and options.form in get_args(Form):
-            return write_pieces(_labelled(options), jobs, progress)
-        return write_pieces(_with_objects(options, what), jobs, progress)
+        is_labelled = what == "labels" and options.form in get_args(Form)
+        plan = _labelled(options) if is_labelled else _with_objects(options, what)
+        counts = write_pieces(plan, jobs, progress)
+    is_drawn = plan.sources["val"].held_out is not None
+    return {"val (drawn from train)" if is_drawn and name == "val" else name: n for name, n in counts.items()}
 
 
 def _what(options: ConvertOptions) -> str:
@@ -110,7 +112,7 @@ def _what(options: ConvertOptions) -> str:
 
 
 def _labelled(options: ConvertOptions) -> LabelledImages:
-    known = SourceOptions(first_label=options.first_label)
+    known = SourceOptions(first_label=options.first_label, keeps_all=True)
     sources: dict[Split, Source] = {
         split: open_source(options.kind, str(options.source), split, known) for split in _SPLITS
     }

@@ -45,7 +45,7 @@ UNKNOWN_SIDE = 1  # of an image that cannot be read: so its boxes, as shares, li
 class BoxImages(BoxSource):
     """Image files of one folder, and the arrays of their annotations."""
 
-    def __init__(self, kind: str, place: Place, annotations: Annotations, allows_missing: bool):
+    def __init__(self, kind: str, place: Place, annotations: Annotations, options: SourceOptions):
         self.kind = kind
         self.is_upright = kind == "yolo"  # its tools turn images when they read them
         self.folder = place.images
@@ -56,8 +56,8 @@ class BoxImages(BoxSource):
         sizes, self.ignored = _sizes(self.folder, annotations.names)
         rows = np.flatnonzero(sizes < 0)
         self.missing = tuple(annotations.names[row] for row in rows.tolist())
-        if self.missing and not allows_missing:
-            raise BadData(missing_images(place, annotations, rows))
+        if self.missing and not options.skips_missing:
+            raise BadData(missing_images(kind, place, annotations, rows, options))
         self.room = np.maximum(sizes, 0)
         self.fingerprint = index_files.digest(kind, 1, annotations.content(), self.room.tobytes())
         self.files = PathsBelow(self.folder, annotations.names)
@@ -88,7 +88,7 @@ def open_split(kind: str, layout: Splits, split: Split, annotations: Annotations
         is_val = drawn(names, options, file, split)
         held_out = index_files.Names.of([names[row] for row in np.flatnonzero(is_val)])
         annotations = annotations.of_images(np.flatnonzero(is_val == (split == "val")))
-    source = BoxImages(kind, place, chosen(annotations, split, file, kind, options), options.skips_missing)
+    source = BoxImages(kind, place, chosen(annotations, split, file, kind, options), options)
     source.layout, source.held_out = layout, held_out
     return source
 
@@ -220,13 +220,19 @@ def _listing(folder: bytes) -> dict[bytes, int]:
     return found
 
 
-def missing_images(place: Place, annotations: Annotations, rows: np.ndarray) -> str:
+def missing_images(kind: str, place: Place, annotations: Annotations, rows: np.ndarray, options: SourceOptions) -> str:
     """Return the error of images that are listed and not there."""
     name = annotations.names[rows[0]]
     first = f"that of {name}" if name.endswith(".txt") else f"{name} (image {annotations.image_ids[rows[0]]})"
     folder = place.images
-    repair = f"unpack {folder.name}.zip again" if _PUBLISHED.fullmatch(folder.name) else f"put them into {folder}"
+    repair = f"unpack {folder.name}.zip again"
+    if not _PUBLISHED.fullmatch(folder.name):
+        repair = (
+            f"put them into {folder}, or name their folder in a .yaml file given as --data.path, with the lines "
+            f"`kind: {kind}` and `train: {{images: FOLDER, labels: {os.path.abspath(place.labels or folder)}}}`"
+        )
+    skip = "" if options.keeps_all else ", or leave them out with --data.on-bad-sample skip"
     return (
         f"{folder} lacks {len(rows)} of the {len(annotations)} images of {place.labels}, the first one {first}; "
-        f"{repair}, or leave them out with --data.on-bad-sample skip; `sightline check` lists all of them"
+        f"{repair}{skip}; `sightline check` lists all of them"
     )

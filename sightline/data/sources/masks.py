@@ -142,7 +142,7 @@ def _opened(found: Found, path: str, split: Split, options: SourceOptions) -> Ma
         raise no_test_split("masks", f"none of the images in {found.files[place].images} has a mask")
     problems = [each for each in found.problems if not (options.skips_missing and each[0] in OF_ONE)]
     if problems or found.classes is None:
-        skip = _SKIP if {kind for kind, *_ in problems} <= set(OF_ONE) else ""
+        skip = _SKIP if not options.keeps_all and {kind for kind, *_ in problems} <= set(OF_ONE) else ""
         raise BadData(f"{path}: {_in_one(problems, path)}; {_REMEDY}{skip}")
     return MaskFileImages(found, found.classes, split, options, path)
 

@@ -92,7 +92,7 @@ class OutlineImages(MaskImages):
         missing = np.flatnonzero(in_bytes < 0)
         self.missing = tuple(names[row] for row in missing.tolist())
         if self.missing and not options.skips_missing:
-            raise BadData(missing_images(place, self.annotations, missing))
+            raise BadData(missing_images(kind, place, self.annotations, missing, options))
         files = PathsBelow(place.images, names)
         sizes = np.stack([self.annotations.heights, self.annotations.widths], 1)
         super().__init__(kind, place, names, sizes, pixels_of(files))

@@ -624,7 +624,7 @@ def _labelled(tool: Tool, read: Located, split: Split, options: SourceOptions) -
     sizes = np.asarray([_bytes_of(read.place.images / read.here.annotations.names[row]) for row in rows.tolist()])
     missing = np.flatnonzero(sizes < 0)
     if len(missing) and not options.skips_missing:
-        raise BadData(missing_images(read.place, read.here.annotations, rows[missing]))
+        raise BadData(missing_images(tool.kind, read.place, read.here.annotations, rows[missing], options))
     files = Listed(read.here.annotations.names.take(rows), labels, np.cumsum(counts[rows]), sizes.astype(np.int64))
     held_out = None
     if read.layout.draws(split):

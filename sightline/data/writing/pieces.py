@@ -250,6 +250,11 @@ def _check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> Non
             continue
         if isinstance(was, dict) and isinstance(now, dict):
             inner = next(name for name in (*now, *was) if was.get(name, "nothing") != now.get(name, "nothing"))
+            if key == "inputs":  # digests, which tell nobody anything
+                raise UsageError(
+                    f"{out} was begun with other data: its {inner} came from other files; choose another --out, or "
+                    f"delete {out} to start again"
+                )
             key, was, now = f"{key}.{inner}", was.get(inner, "nothing"), now.get(inner, "nothing")
         raise UsageError(
             f"{out} was begun with {key}={was}, now it is {now}; choose another --out, or delete {out} to start again"

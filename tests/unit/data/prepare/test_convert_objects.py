@@ -124,6 +124,26 @@ def test_crowds_stay_crowds_and_yolo_which_has_none_leaves_them_out(tmp_path, ca
             assert "left out" not in said and sorted(crowds) == [[], [False], [False, False], [True, False]]
 
 
+def test_a_val_split_that_was_drawn_is_named_and_other_data_are_told_from_it(source, tmp_path, capsys):
+    for _ in range(2):  # the second start only reads the record
+        assert convert(source / "train", tmp_path / "out", "coco") == 0
+        assert "convert: train 3, val (drawn from train) 1, " in capsys.readouterr().out
+    assert convert(source, tmp_path / "whole", "coco") == 0
+    assert "convert: train 4, val 2, " in capsys.readouterr().out
+    assert convert(source, tmp_path / "out", "coco") == 2
+    said = capsys.readouterr().err
+    assert "out was begun with other data: its train came from other files; choose another --out" in said
+
+
+def test_missing_images_are_refused_without_flags_that_convert_lacks(tmp_path, capsys):
+    MADE["cvat"](tmp_path / "in", MADE["ENTRIES"])
+    (tmp_path / "in" / "images" / "b.jpg").unlink()
+    for form, of in (("coco", "boxes"), ("coco", "masks"), ("folder", "labels")):
+        assert convert(tmp_path / "in", tmp_path / "out", form, "--of", of) == 3
+        said = capsys.readouterr().err
+        assert "lacks 1 of the " in said and "`kind: cvat`" in said and "on-bad-sample" not in said
+
+
 def test_a_second_start_changes_nothing_and_forms_that_do_not_fit_are_refused(source, tmp_path, capsys):
     assert convert(source, tmp_path / "out", "coco") == 0
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.json")}

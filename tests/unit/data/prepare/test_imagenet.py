@@ -384,7 +384,7 @@ def test_other_archives_are_not_mixed_into_a_begun_folder(archives, made, tmp_pa
     MADE["make_archives"](tmp_path, per_class=13)
     flags = ["--train", f"{tmp_path}/train.tar", *archives[2:]]
     assert run(flags, made("folder"), "folder") == 2
-    assert "was begun with inputs.train=" in capsys.readouterr().err
+    assert "was begun with other data: its train " in capsys.readouterr().err
 
 
 def test_what_is_recorded_names_no_place(made, tmp_path):
