@@ -42,6 +42,14 @@ def described(said: str, file: Path) -> str:
     return str(file)
 
 
+def in_how_to(form: str) -> str:
+    """Return the description of docs/howto/predict.md, as the page changes it for a form."""
+    page = (Path(__file__).resolve().parents[4] / "docs" / "howto" / "predict.md").read_text()
+    [text] = re.findall("```yaml\n(.*?)```", page, re.DOTALL)
+    [labels] = re.findall(f"`{form}` (?:the labels are )?`(seen/.*?)`", page) or ["seen/annotations.xml"]
+    return text.replace("cvat", form).replace("seen/annotations.xml", labels)
+
+
 def lie_in(files: Sequence[Path]) -> set[str]:
     return {file.parent.name for file in files}
 
@@ -101,3 +109,11 @@ def test_images_of_labelme_that_lie_elsewhere_are_named_in_a_description(tmp_pat
     lines = str(refused.value).replace("FOLDER", str(tmp_path / "big"))
     source = open_boxes("auto", described(lines, tmp_path / "corrected.yaml"), "val", ALL)
     assert len(source) == 2 and lie_in(source.files) == {"big"}
+
+
+@pytest.mark.parametrize("form", ["cvat", "coco", "yolo", "labelme"])
+def test_the_description_of_the_how_to_is_read(tmp_path, form):
+    predicted(tmp_path, BOXES, form).rename(tmp_path / "seen")
+    (tmp_path / "corrected.yaml").write_text(in_how_to(form))
+    source = open_boxes("auto", str(tmp_path / "corrected.yaml"), "val", ALL)
+    assert source.classes == ("cat", "dog") and lie_in(source.files) == {"big"}
