@@ -560,7 +560,13 @@ def overridden() -> tuple[list[str], list[str], list[str], list[torch.Size]]:
     def both(x: torch.Tensor) -> list[torch.Size]:
         more = {"full_like": (2,), "randint_like": (3,)}
         made = [getattr(torch, name)(x, *more.get(name, ()), device="cpu") for name in LIKE]
-        made += [torch.zeros(2), torch.randn(2, dtype=torch.float64), torch.as_tensor(x), x.new_ones(3)]
+        made += [
+            torch.zeros_like(input=x),
+            torch.zeros(2),
+            torch.randn(2, dtype=torch.float64),
+            torch.as_tensor(x),
+            x.new_ones(3),
+        ]
         made += [torch.conv2d(x, weight), torch.nn.functional.conv2d(x, weight=weight, stride=2), net(x)]
         return [each.shape for each in made]
 
@@ -582,7 +588,25 @@ def test_tables_and_modes_of_a_script_recognise_replaced_functions(on_cpu: Start
     expected = overridden()
     on_cpu()
     assert overridden() == expected
-    assert expected[0] == [*LIKE, "conv2d", "conv2d", "conv2d"]
+    assert expected[0] == [*LIKE, "zeros_like", "conv2d", "conv2d", "conv2d"]
+
+
+def test_a_mode_sees_only_what_the_script_calls(on_cpu: Start):
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    on_cpu()
+    net = torch.nn.Linear(2, 2).cuda()
+    host, unknown = torch.ones(2, requires_grad=True) * 2, torch.ones(2) + 1
+    for x in (net(torch.ones(1, 2).cuda()), host, unknown, torch.nn.Parameter(torch.ones(2) + 1)):
+        seen.clear()
+        with Watching():
+            x.cpu(), x.cuda(), x.to("cuda"), x.device
+        assert seen[:3] == [torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.to]
+        assert [each.__self__ for each in seen[3:]] == [torch.Tensor.device]
 
 
 def test_a_mode_sees_a_call_once_and_its_tensor_is_on_the_device(on_cpu: Start):

@@ -203,6 +203,22 @@ def test_a_copied_device_tells_the_place_of_its_tensor(on_cpu: Start):
     assert host.tolist() == [1, 1]
 
 
+def test_a_wide_graph_is_searched_once_and_not_to_its_end(on_cpu: Start):
+    on_cpu()
+    unknown, there = (torch.ones(2) * 1).requires_grad_(), torch.ones(2, device="cuda", requires_grad=True)
+    for found in (torch.stack([there, *[unknown] * 100]), torch.stack([*(there * 2)[:, None].expand(2, 50).T])):
+        assert places.place_of(found) is None
+        assert found.to(found.device) is found and places.place_of(found) == places.DEVICE
+    assert places.find_place(torch.stack([*[unknown] * 100, there])) is None
+
+
+def test_the_original_of_a_new_tensor_may_be_named(on_cpu: Start):
+    on_cpu()
+    there = torch.ones(2, device="cuda")
+    named = torch.zeros_like(input=there), torch.as_tensor(data=there), torch.asarray(obj=there)
+    assert all(each.cuda() is each for each in named)
+
+
 def test_the_graph_of_a_result_tells_its_place(on_cpu: Start):
     on_cpu()
     here, there = torch.ones(2, requires_grad=True), torch.ones(2, device="cuda", requires_grad=True)

@@ -83,8 +83,9 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
                 if not is_dynamo_compiling():
                     record.hit(rule, args, {"pin_memory": True}, "not pinned: the target uses host memory")
         try:
-            if is_function and not is_dynamo_compiling() and is_overridden(args if is_like else ()):
-                made = handle_torch_function(factory, args, *args, **kwargs)
+            given = args if args or not is_like else (kwargs.get("input"),)
+            if is_function and not is_dynamo_compiling() and is_overridden(given if is_like else ()):
+                made = handle_torch_function(factory, given, *args, **kwargs)
             else:
                 made = original(*args, **kwargs)
             return made if place is None or is_dynamo_compiling() else place(args, kwargs, device, made)
@@ -104,9 +105,11 @@ def _places(rule: Rule, session: Session) -> Callable[..., Any]:
     table, name = session.devices.table, rule.name
     shares, is_of_any = name in SHARING, name in OF_ANY_TENSORS
     is_of_tensors = shares or name.endswith("_like") or name.startswith("torch.Tensor.") or name == "torch.tensor"
+    keyword = "input" if name.endswith("_like") else "obj" if name == "torch.asarray" else "data"
 
     def place(args: tuple[Any, ...], kwargs: dict[str, Any], device: Any, made: Any) -> Any:
-        given = args[0] if is_of_tensors and args and isinstance(args[0], torch.Tensor) else None
+        first = (args[0] if args else kwargs.get(keyword)) if is_of_tensors else None
+        given = first if isinstance(first, torch.Tensor) else None
         if device is None:
             if given is not None:
                 return places.put(made, places.find_place(given))

@@ -7,6 +7,7 @@ log says so. What `x.device` returns tells the place of `x`: `y.to(x.device)` co
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ _places[id(ANYWHERE)] = None
 COPIED_IN_DOUBT = "copied; a GPU copies a result only if it was computed on the other side"
 SHARED_IN_DOUBT = "not copied; a GPU copies a result that was computed on the other side"
 _GRAPH_SEARCHED = 32
+_INPUTS_SEARCHED = 4  # of a node: a GPU takes no others than those of one place
 _MOVES = ("CloneBackward0", "ToCopyBackward0")
 _WRITES = ("CopyBackwards", "CopySlices")
 """these write into memory whose place the written values do not tell"""
@@ -103,8 +105,10 @@ def move(
         if here is None and not is_named:
             return moved, doubt
     apart = put(moved if here == place else _apart(tensor, moved), place)
-    if apart is not tensor and type(apart) is torch.Tensor and apart.grad_fn is not None:
-        _metadata_of(apart.grad_fn)[MARK] = place
+    if apart is not tensor and type(apart) is torch.Tensor:
+        _, node = _graph_of(apart)
+        if node is not None:
+            _metadata_of(node)[MARK] = place
     return apart, doubt
 
 
@@ -114,10 +118,14 @@ def find_place(tensor: torch.Tensor) -> str | None:
 
 
 def _place_in_graph(tensor: torch.Tensor) -> str | None:
-    """Return the place of a result that requires grad: that of the nearest leaf or move that it was computed from."""
-    if type(tensor) is not torch.Tensor or not tensor.requires_grad or tensor.grad_fn is None:
+    """Return the place of a result that requires grad: that of the nearest leaf or move that it was computed from.
+
+    Mark the result, so that it is searched once: asking a node for its inputs takes as long as it has many.
+    """
+    last = _graph_of(tensor)[1] if type(tensor) is torch.Tensor else None
+    if last is None:
         return None
-    nodes: list[Any] = [tensor.grad_fn]
+    nodes: list[Any] = [last]
     for node in nodes:  # grows: breadth first
         name = type(node).__name__
         place = None
@@ -126,10 +134,20 @@ def _place_in_graph(tensor: torch.Tensor) -> str | None:
         elif name in _MOVES:
             place = _metadata_of(node).get(MARK)
         if place is not None:
+            put(tensor, place)
             return place
         if name not in _WRITES and len(nodes) < _GRAPH_SEARCHED:
-            nodes += [each for each, _ in node.next_functions if each is not None]
+            inputs = (each for each, _ in node.next_functions if each is not None)
+            nodes += itertools.islice(inputs, _INPUTS_SEARCHED)
     return None
+
+
+def _graph_of(tensor: torch.Tensor) -> tuple[bool, Any]:
+    """Return (requires_grad, grad_fn); a mode or a subclass of the script must not see it."""
+    if type(tensor) in _PLAIN and not _len_torch_function_stack():
+        return tensor.requires_grad, tensor.grad_fn
+    with torch._C.DisableTorchFunction():
+        return tensor.requires_grad, tensor.grad_fn
 
 
 def _metadata_of(node: Any) -> dict[str, Any]:
@@ -143,15 +161,21 @@ def _guess(tensor: torch.Tensor, place: str) -> str | None:
     A result that requires grad comes from the model. A Parameter is made on the host, since the GPU's copy of one is
     none. Any other leaf stays a leaf: `Variable(x.data + eta, requires_grad=True).cuda()` is asked for its grad.
     """
-    if not tensor.requires_grad:
+    requires_grad, node = _graph_of(tensor)
+    if not requires_grad:
         return None
-    if not tensor.is_leaf:
+    if node is not None:
         return DEVICE
     return HOST if isinstance(tensor, parameter.Parameter) else place
 
 
 def _apart(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    return moved.clone() if shares(tensor, moved) else moved
+    if not shares(tensor, moved):
+        return moved
+    if type(moved) in _PLAIN and _len_torch_function_stack():
+        with torch._C.DisableTorchFunction():  # a mode of the script must not see it
+            return moved.clone()
+    return moved.clone()
 
 
 def shares(tensor: torch.Tensor, moved: torch.Tensor) -> bool:
