@@ -6,11 +6,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.amp.autocast_mode import autocast
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Module
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from sightline_migrate import zones
+from sightline_migrate import patching, zones
 from sightline_migrate.reporting import record
 from sightline_migrate.rules import mixed
 from sightline_migrate.rules.conversion import Conversions, convert_of, name_of
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 CUDA_DEFAULT = torch.float16  # the default dtype of autocast("cuda"); the CPU's own default is bfloat16
 WATCHED_STEPS = 20  # an optimizer of 16-bit weights may come after others
+
+_modules: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
+"""modules that were created, moved or converted while migrated, by id: a script's module may have its own =="""
 
 
 def rules() -> list[Rule]:
@@ -48,27 +53,39 @@ def rules() -> list[Rule]:
 def setup(session: Session) -> None:
     if session.target.is_cpu:
         mixed.register(session)
-        if not session.options.float32:
-            _watch(session)
+        slow = [dtype for dtype in ARITHMETIC if not has_arithmetic(dtype)]
+        if slow and not session.options.float32:
+            _remember_modules(session)
+            _choose_at_entry(session)
+            _watch(session, slow)
 
 
-def _watch(session: Session) -> None:
-    """Warn once, after a step, if this CPU emulates the type of the weights or of autocast: it looks like a hang."""
-    slow = [dtype for dtype in ARITHMETIC if not has_arithmetic(dtype)]
-    if not slow:
-        return
-    # Optimizers of scripts that keep float32 masters do not hold the model's own weights.
-    modules: list[weakref.ref[Any]] = []
-    steps = 0
+def _remember_modules(session: Session) -> None:
+    """Collect modules when they get parameters, and when they are moved or converted: copies register none."""
+    original: Any = Module._apply
 
     def remember(module: Any, name: str, parameter: Any) -> None:
-        if not is_dynamo_compiling() and (not modules or modules[-1]() is not module):
-            modules.append(weakref.ref(module))
+        if not is_dynamo_compiling():
+            _modules[id(module)] = module
 
-    def stop() -> None:
-        at_step.remove()
-        at_module.remove()
-        modules.clear()
+    def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        remember(self, "", None)
+        return original(self, *args, **kwargs)
+
+    session.undo.on_undo(_modules.clear)
+    session.undo.on_undo(register_module_parameter_registration_hook(remember).remove)
+    session.undo.set(Module, "_apply", patching.dress(_apply, original, "torch.nn.Module._apply"))
+
+
+def _types_of_weights() -> set[torch.dtype]:
+    """Return the types of all live modules' parameters."""
+    found = (module for reference in _modules.valuerefs() if (module := reference()) is not None)
+    return {each.dtype for module in found for each in list(module._parameters.values()) if each is not None}
+
+
+def _watch(session: Session, slow: list[torch.dtype]) -> None:
+    """Warn once, after a step, if this CPU emulates the type of the weights or of autocast: it looks like a hang."""
+    steps = 0
 
     def after_step(optimizer: Any, *_: Any) -> None:
         nonlocal steps
@@ -77,8 +94,8 @@ def _watch(session: Session) -> None:
         steps += 1
         used = {p.dtype for group in optimizer.param_groups for p in group["params"]} | session.autocast_to
         if torch.float32 not in session.autocast_to:  # there, weights of any type are computed in float32
-            found = (module for reference in modules if (module := reference()) is not None)
-            used |= {p.dtype for module in found for p in module._parameters.values() if p is not None}
+            # Optimizers of scripts that keep float32 masters do not hold the model's own weights.
+            used |= _types_of_weights()
         emulated = [dtype for dtype in slow if dtype in used]
         if emulated:
             record.say(
@@ -87,23 +104,60 @@ def _watch(session: Session) -> None:
             )
         if emulated or steps == WATCHED_STEPS:
             steps = WATCHED_STEPS
-            stop()
+            at_step.remove()
 
     at_step = register_optimizer_step_post_hook(after_step)
-    at_module = register_module_parameter_registration_hook(remember)
-    session.undo.on_undo(stop)
+    session.undo.on_undo(at_step.remove)
+
+
+def _choose_at_entry(session: Session) -> None:
+    """Choose the type of regions again when they are entered: decorators come before the script makes its model."""
+    original: Any = autocast.__enter__
+    printed: list[bool] = []
+
+    def __enter__(self: Any) -> Any:
+        emulated = vars(self).get("emulated")
+        if emulated is not None and not is_dynamo_compiling():
+            self.fast_dtype = used = _used_for(emulated)
+            session.autocast_to.add(used)
+            if used is torch.float32 and not printed:
+                printed.append(True)
+                record.say(
+                    f"autocast runs in float32: {name_of(emulated)} is many times slower on this CPU; "
+                    "--amp keep runs it as the script asks"
+                )
+        return original(self)
+
+    session.undo.set(autocast, "__enter__", patching.dress(__enter__, original, "torch.autocast.__enter__"))
+
+
+def _used_for(emulated: torch.dtype) -> torch.dtype:
+    """Return the type of autocast to an emulated one: that one if modules have weights of it, else float32.
+
+    Results of a region meet the script's own 16-bit tensors, whose type they have on a GPU.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        around = torch.get_autocast_dtype("cpu")
+        if around in (emulated, torch.float32):
+            return around
+    return emulated if emulated in _types_of_weights() else torch.float32
+
+
+def _is_replaced(session: Session, dtype: torch.dtype) -> bool:
+    """Return True if --amp auto may run autocast to that type in float32."""
+    is_emulated = session.target.is_cpu and dtype in ARITHMETIC and not has_arithmetic(dtype)
+    return is_emulated and session.options.amp == "auto"
 
 
 def dtype_on(session: Session, asked: torch.dtype) -> torch.dtype:
-    """Return the type that autocast uses for the one a script asks for.
+    """Return the type that autocast uses now for the one a script asks for.
 
-    With --amp auto that is float32 on a CPU that only emulates the type: float32 tensors are computed as without
-    autocast, and others may be mixed with them, as on a GPU.
+    With --amp auto that is float32 on a CPU that only emulates the type, unless modules have weights of it: float32
+    tensors are computed as without autocast, and others may be mixed with them, as on a GPU.
     """
     convert = convert_of(session)
     wanted = asked if convert is None else convert(asked)
-    is_emulated = session.target.is_cpu and wanted in ARITHMETIC and not has_arithmetic(wanted)
-    return torch.float32 if is_emulated and session.options.amp == "auto" else wanted
+    return _used_for(wanted) if _is_replaced(session, wanted) else wanted
 
 
 def _dtypes_on(session: Session) -> dict[Any, torch.dtype]:
@@ -126,14 +180,15 @@ def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
         self: Any, device_type: Any, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
     ) -> None:
         if device_type != "cuda":
-            # torch enters a region again, for backward or to compute it once more, with the type that it had
-            is_wide = is_cpu and device_type == "cpu" and dtype is torch.float32 and zones.zone() == zones.TORCH
+            # torch and libraries enter a region again by a tensor's device, in the type that it had: for backward,
+            # to compute it once more, in a thread
+            is_wide = is_cpu and device_type == "cpu" and dtype is torch.float32 and _ran_in_float32(session)
             original(self, device_type, torch.bfloat16 if is_wide else dtype, enabled, cache_enabled)
             if is_wide:
                 self.fast_dtype = dtype
             return
         asked = CUDA_DEFAULT if dtype is None else dtype
-        used = dtypes.get(dtype, dtype)
+        used = dtypes.get(dtype, dtype) if is_dynamo_compiling() or not enabled else dtype_on(session, asked)
         is_wide = used is torch.float32
         is_on = enabled and is_kept and (is_cpu or not is_wide)
         if not is_dynamo_compiling():
@@ -145,20 +200,22 @@ def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
             if enabled and not printed and not is_kept:
                 printed.append(True)
                 record.say("autocast is off because of --amp off")
-            if enabled and not printed and is_wide and asked is not used and not session.options.float32:
-                printed.append(True)
-                record.say(
-                    f"autocast runs in float32: {name_of(asked)} is many times slower on this CPU; "
-                    "--amp keep runs it as the script asks"
-                )
             if is_on:
-                session.autocast_to.add(used)
+                wanted = asked if convert is None else convert(asked)
+                if _is_replaced(session, wanted):
+                    self.emulated = wanted
+                else:
+                    session.autocast_to.add(used)
         # torch refuses autocast to float32 except for CUDA, but nothing below depends on that
         original(self, name, torch.bfloat16 if is_wide else used, is_on, cache_enabled)
         if is_wide:
             self.fast_dtype = used
 
     return __init__
+
+
+def _ran_in_float32(session: Session) -> bool:
+    return torch.float32 in session.autocast_to or torch.get_autocast_dtype("cpu") is torch.float32
 
 
 def _effect(asked: torch.dtype, used: torch.dtype, enabled: bool, is_on: bool, target: str) -> str:
@@ -213,7 +270,7 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
             return original(*args, **kwargs)
         rest = args if isinstance(first, bool) else args[1:]
         kwargs.pop("device_type", None)
-        asked = (rest[0] if rest else kwargs["dtype"]) if is_set and is_dtype else None
+        asked: Any = (rest[0] if rest else kwargs["dtype"]) if is_set and is_dtype else None
         if not is_dynamo_compiling():
             if convert is None or convert(asked) is asked:
                 record.hit(rule, args, kwargs)
@@ -221,9 +278,9 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
                 conversions.hit(asked, dtypes[asked], args)
         if is_set and is_dtype:
             session.sets_autocast_dtype = True
-            return original(name, dtypes.get(asked, asked))
+            return original(name, dtypes.get(asked, asked) if is_dynamo_compiling() else dtype_on(session, asked))
         if is_default and not is_dynamo_compiling() and not _is_chosen(session):
-            return dtypes[None]
+            return dtype_on(session, CUDA_DEFAULT)
         return original(name, *rest, **kwargs)
 
     return state
