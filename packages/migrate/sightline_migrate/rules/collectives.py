@@ -8,6 +8,8 @@ torch.distributed's functions, which dynamo knows by identity.
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,20 +81,27 @@ class Call:
 
 
 class Works(dist.Work):
-    """Several works as one; `finish` runs once, when all are done."""
+    """Several works as one; `finish` runs once, when all are done. Only a future without theirs tells `outputs`."""
+
+    is_done = False
 
     def __init__(
-        self, works: Sequence[Any], finish: Callable[[], Any] | None = None, manager: Coalescing | None = None
+        self,
+        works: Sequence[Any],
+        finish: Callable[[], Any] | None = None,
+        manager: Coalescing | None = None,
+        outputs: Sequence[Tensor] = (),
     ) -> None:
         super().__init__()
-        self.works, self.finish, self.manager = works, finish, manager
+        self.works, self.finish, self.manager, self.outputs = works, finish, manager, outputs
 
     def wait(self, *timeout: Any) -> bool:
         if self.manager is not None and self.manager.is_open:
             return True  # the manager waits, after the last call: others may depend on one that follows
-        done = all([work.wait(*timeout) for work in self.works])  # noqa: C419 none is left out
+        if not self.is_done:  # a message of gloo that is waited for twice never comes
+            self.is_done = all([work.wait(*timeout) for work in self.works])  # noqa: C419 none is left out
         self._end()
-        return done
+        return self.is_done
 
     def _end(self) -> None:
         finish, self.finish = self.finish, None
@@ -100,14 +109,21 @@ class Works(dist.Work):
             finish()
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self.works) and self.wait()
+        return self.is_done or (all(work.is_completed() for work in self.works) and self.wait())
 
     def get_future(self) -> Any:
         def end(done: Any) -> list[Tensor]:
             self._end()
             return [each for one in done.value() for each in one.value()]
 
-        return torch.futures.collect_all([work.get_future() for work in self.works]).then(end)
+        try:
+            futures = [work.get_future() for work in self.works]
+        except RuntimeError:  # gloo's messages have none
+            self.wait()
+            future: Any = torch.futures.Future()
+            future.set_result(list(self.outputs))
+            return future
+        return torch.futures.collect_all(futures).then(end)
 
 
 # coalescing
@@ -201,7 +217,7 @@ def _all_to_all(call: Call, outputs: list[Tensor], inputs: list[Tensor], opts: A
             works.append(call.group.send([_flat(given)], rank, TAG))
         if rank != call.rank and output.numel():
             works.append(call.group.recv([_flat(output)], rank, TAG))
-    return Works(works)
+    return Works(works, outputs=outputs)
 
 
 def _all_to_all_single(call: Call, output: Tensor, given: Tensor, to: list[int], of: list[int], opts: Any) -> Any:
@@ -214,20 +230,32 @@ def _all_to_all_single(call: Call, output: Tensor, given: Tensor, to: list[int],
 # sums
 
 
-def _plan(call: Call, opts: Any, tensors: list[Tensor], outputs: list[Tensor]) -> tuple[list[Tensor], Any]:
-    """Ask for an operation that gloo has; return the tensors to reduce, and what turns outputs into the result."""
-    if opts.reduceOp == dist.ReduceOp.PREMUL_SUM:
+@contextlib.contextmanager
+def _plan(call: Call, opts: Any, tensors: list[Tensor], outputs: list[Tensor]) -> Iterator[tuple[list[Tensor], Any]]:
+    """Ask for an operation that gloo has, for one call; give the tensors to reduce, and what finishes outputs."""
+    asked: Any = copy.copy(opts.reduceOp)
+    finish: Any = None
+    if asked == dist.ReduceOp.PREMUL_SUM:
         if not tensors[0].is_floating_point():
             raise TypeError(f"PREMUL_SUM takes floating point tensors, as with nccl, but got {tensors[0].dtype}")
         call.note("scaled, then summed")
-        factor = opts.reduceOp.__getstate__()[1]
+        factor = asked.__getstate__()[1]
         opts.reduceOp = dist.ReduceOp.SUM
-        return [torch.mul(each, factor).to(each.dtype) for each in tensors], None
-    if opts.reduceOp == dist.ReduceOp.AVG and outputs[0].dtype in INTEGERS:
+        tensors = [torch.mul(each, factor).to(each.dtype) for each in tensors]
+    elif asked == dist.ReduceOp.AVG and outputs[0].dtype in INTEGERS:
         call.note("summed, then divided")
         opts.reduceOp = dist.ReduceOp.SUM
-        return tensors, lambda: [each.div_(call.size, rounding_mode="trunc") for each in outputs]
-    return tensors, None
+
+        finish = functools.partial(_divide, outputs, call.size)
+    try:
+        yield tensors, finish
+    finally:
+        opts.reduceOp = asked  # the caller may use its options again
+
+
+def _divide(tensors: list[Tensor], count: int) -> None:
+    for each in tensors:
+        each.div_(count, rounding_mode="trunc")
 
 
 def _then(work: Any, finish: Any) -> Any:
@@ -235,10 +263,10 @@ def _then(work: Any, finish: Any) -> Any:
 
 
 def _all_reduce(call: Call, tensors: list[Tensor], opts: Any) -> Any:
-    summed, finish = _plan(call, opts, tensors, tensors)
-    if summed is not tensors:
-        torch._foreach_copy_(tensors, summed)
-    return _then(call(tensors, opts), finish)
+    with _plan(call, opts, tensors, tensors) as (summed, finish):
+        if summed is not tensors:
+            torch._foreach_copy_(tensors, summed)
+        return _then(call(tensors, opts), finish)
 
 
 def _reduce(call: Call, tensors: list[Tensor], opts: Any) -> Any:
@@ -253,16 +281,16 @@ def _reduce_scatter(call: Call, outputs: list[Tensor], inputs: list[list[Tensor]
     if any(each.shape != output.shape for each in given):
         call.note(f"{[list(each.shape) for each in given]} into {list(output.shape)}")
         output, given = _flat(output), [_flat(each) for each in given]
-    given, finish = _plan(call, opts, given, [output])
-    return _then(call([output], [given], opts), finish)
+    with _plan(call, opts, given, [output]) as (given, finish):
+        return _then(call([output], [given], opts), finish)
 
 
 def _reduce_scatter_single(call: Call, output: Tensor, given: Tensor, opts: Any) -> Any:
     if not output.dim() or given.shape != (len(output) * call.size, *output.shape[1:]):
         call.note(f"{list(given.shape)} of each rank into {list(output.shape)}")
         output, given = _flat(output), _flat(given)
-    (given,), finish = _plan(call, opts, [given], [output])
-    return _then(call(output, given, opts), finish)
+    with _plan(call, opts, [given], [output]) as ((given,), finish):
+        return _then(call(output, given, opts), finish)
 
 
 INTEGERS = (torch.uint8, torch.int8, torch.int32, torch.int64)
