@@ -214,6 +214,27 @@ def test_file_of_another_language_is_named(tmp_path: Path):
         scan.scan_file(path, scan.RuleIndex("cpu"))
 
 
+def test_files_that_cannot_be_read_are_named_and_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "deep.py").write_text(f"x = {' + '.join(['1'] * 20_000)}\n")
+    (tmp_path / "moved.py").write_text(f"({' + '.join(['x'] * 600)}).cuda()\n")  # parsed, but too deep to write out
+    (tmp_path / "old.py").write_text("print 'two'\n")
+    with pytest.raises(scan.MigrateError, match=r"(?s)deep.py: .*old.py:1: "):
+        scan.main([str(tmp_path), "--target", "cpu", "--advise"])
+    (tmp_path / "train.py").write_text("import torch\ntorch.cuda.wonder()\n")
+    assert scan.main([str(tmp_path), "--target", "cpu", "--advise", "--strict"]) == 3
+    said, skipped = capsys.readouterr()
+    assert "train.py:2  torch.cuda.wonder" in said and "\n1 file on cpu: refused 1," in said
+    for name, line in zip(("deep.py: ", "moved.py: ", "old.py:1: "), skipped.splitlines(), strict=True):
+        assert f" scan: skipped {tmp_path / name}" in line
+
+
+def test_autocast_on_a_cpu_may_run_in_float32(table: scan.RuleIndex, tmp_path: Path):
+    path = tmp_path / "script.py"
+    path.write_text("import torch\nwith torch.autocast('cuda'), torch.cuda.amp.autocast(): pass\n")
+    told = {each.what for each in scan.scan_file(path, table)}
+    assert told == {"autocast on the target; in float32 where a CPU only emulates its type"}
+
+
 ADVISED = """import torch
 import torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -226,6 +247,8 @@ loader = DataLoader(data, batch_size=32, shuffle=True, sampler=DistributedSample
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 schedule = StepLR(optimizer, 30)
 scaler = torch.amp.GradScaler("cuda")
+criterion = nn.CrossEntropyLoss().cuda()
+criterion.to("cuda")
 for epoch in range(90):
     total = total.cpu()
     for step, (x, y) in enumerate(loader):
@@ -246,9 +269,9 @@ def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: py
     assert cli.main(["scan", str(path), "--target", "cpu", "--advise", "--json"]) == 0
     advice = json.loads(capsys.readouterr().out)["advice"]
     assert [(each["stage"], each["line"]) for each in advice] == [
-        ("so that it runs", 23),
-        *(("so that it is fast", line) for line in (7, 9, 9, 10, 16, 20)),
-        *(("so that it is accurate", line) for line in (8, 9, 9, 10, 11, 19)),
+        ("so that it runs", 25),
+        *(("so that it is fast", line) for line in (7, 9, 9, 10, 18, 22)),
+        *(("so that it is accurate", line) for line in (8, 9, 9, 10, 11, 21)),
     ]
     lines = ADVISED.splitlines()
     assert [each["source"] for each in advice] == [lines[each["line"] - 1].strip() for each in advice]

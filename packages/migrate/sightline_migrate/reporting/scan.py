@@ -57,6 +57,7 @@ LOADS_LIBRARY = ("ctypes.PyDLL", "ctypes.cdll.LoadLibrary", "ctypes.pydll.LoadLi
 CUDART_FUNCTION = re.compile("cuda[A-Z][A-Za-z0-9]+")
 RUN_COMMANDS = ("Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput", "popen", "run", "system")
 KERNEL_OF_TRITON = ("triton.jit", "triton.autotune", "triton.heuristics")
+TOO_DEEP = ": an expression is nested too deeply to read, e.g. a sum of 1000 terms; split it"
 IMPORTED = ("torch.amp", "torch.cuda", "torch.distributed", "torch.nn", "torch.profiler", "torch.utils.data")
 LOUD = "torch.utils.cpp_extension"  # importing it warns about missing CUDA; its rules are found by name
 STATIC_SYNCS = {name: label for name, label in syncs.METHODS.items() if not name.startswith("__")}
@@ -93,10 +94,22 @@ def main(argv: Sequence[str]) -> int:
     rules = RuleIndex(name, CONVERTING if arguments.float32 else CONVERTING[:3] if arguments.fp16_to_bf16 else ())
     files = sources(arguments.paths)
     rules.extensions = extensions_near(files)
-    found = [use for file in files for use in scan_file(file, rules)]
-    if not arguments.syncs:
-        found = [use for use in found if use.kind != SYNC]
-    advice = _advice(files, rules, found) if arguments.advise else []
+    found: list[CudaUse] = []
+    advice: list[Any] = []
+    unread: dict[Path, str] = {}
+    for file in files:
+        try:
+            uses = scan_file(file, rules)
+            advice += _advice(file, rules, uses) if arguments.advise else []
+        except MigrateError as error:
+            unread[file] = str(error)
+            continue
+        found += [use for use in uses if arguments.syncs or use.kind != SYNC]
+    files = [file for file in files if file not in unread]
+    if not files:
+        raise MigrateError("\n".join(unread.values()))
+    for text in unread.values():
+        terminal.say(f"{command()} scan: skipped {text}", to="stderr")
     if arguments.json:
         document: dict[str, Any] = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
         document |= {"findings": [asdict(use) for use in found]}
@@ -111,10 +124,13 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_REFUSED if arguments.strict and any(use.kind == "refused" for use in found) else 0
 
 
-def _advice(files: Sequence[Path], rules: RuleIndex, found: Sequence[CudaUse]) -> list[Any]:
+def _advice(file: Path, rules: RuleIndex, found: Sequence[CudaUse]) -> list[Any]:
     from sightline_migrate.reporting import tuning  # it reads files with the Reader below
 
-    return [a for file in files for a in tuning.advise_file(file, rules, [u for u in found if u.file == str(file)])]
+    try:
+        return tuning.advise_file(file, rules, found)
+    except RecursionError as error:
+        raise MigrateError(f"{file}{TOO_DEEP}") from error
 
 
 def sources(paths: Sequence[str]) -> list[Path]:
@@ -147,7 +163,7 @@ def extensions_near(files: Sequence[Path]) -> dict[str, Path]:
     for setup in dict.fromkeys(setups):
         try:
             tree = ast.parse(setup.read_bytes())
-        except (OSError, SyntaxError, ValueError):
+        except (OSError, RecursionError, SyntaxError, ValueError):
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("CUDAExtension"):
@@ -159,14 +175,18 @@ def extensions_near(files: Sequence[Path]) -> dict[str, Path]:
 def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
     """Return the uses of CUDA in one file, in line order."""
     text = path.read_bytes()
+    lines = text.decode("utf-8", "replace").splitlines()
     try:
-        tree = ast.parse(text, str(path))
+        uses = list(Reader(ast.parse(text, str(path)), rules, path).uses())
     except SyntaxError as error:
         raise MigrateError(f"{path}:{error.lineno}: {error.msg}; this Python version cannot parse it") from error
-    lines = text.decode("utf-8", "replace").splitlines()
+    except ValueError as error:  # a null byte, until Python 3.12
+        raise MigrateError(f"{path}: {error}; this Python version cannot parse it") from error
+    except RecursionError as error:
+        raise MigrateError(f"{path}{TOO_DEEP}") from error
     found = {
         (line, kind, api): CudaUse(str(path), line, kind, api, what, lines[line - 1].strip())
-        for line, kind, api, what in Reader(tree, rules, path).uses()
+        for line, kind, api, what in uses
     }
     return sorted(found.values(), key=lambda use: (use.line, (*report.KINDS, SYNC).index(use.kind)))
 
@@ -397,6 +417,8 @@ class Reader:
         """Return the rule's text, or another one if an option decides."""
         if rule.name in SHOWN_AS and self.rules.target == "cpu":
             return "reports cpu; cuda with --claim"
+        if rule.name.endswith(".autocast.__init__") and self.rules.target == "cpu":
+            return f"{rule.what}; in float32 where a CPU only emulates its type"
         if rule.name == "torch.version.cuda":
             return f"unchanged ({torch.version.cuda}); 12.4 with --cuda-version 12.4"
         return rule.what

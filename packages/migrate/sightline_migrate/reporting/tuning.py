@@ -103,7 +103,9 @@ class _Advisor:
             yield call.lineno, FAST, f"{name or f'.{method}()'} waits for the device {when}", remedy
 
     def _layout(self, call: ast.Call, name: str, method: str, when: str) -> Iterator[Found]:
-        if not when and self._moves(call, method) and self.uses(CONVOLUTIONS) and "channels_last" not in self.text:
+        if when or not self._moves(call, method) or _is_of_a_loss(call):
+            return
+        if self.uses(CONVOLUTIONS) and "channels_last" not in self.text:
             remedy = "model.to(memory_format=torch.channels_last), and the same for the images"
             yield call.lineno, FAST, "convolutions of images run faster in channels_last", remedy
 
@@ -234,6 +236,13 @@ def _assigned_once(tree: ast.AST) -> dict[str, ast.expr]:
             else:
                 pairs.append((left, right))
     return {name.id: value for name, value in pairs if isinstance(name, ast.Name) and bound[name.id] == 1}
+
+
+def _is_of_a_loss(call: ast.Call) -> bool:
+    """Return True for `nn.CrossEntropyLoss().cuda()` and `self.criterion.to(device)`, which hold no convolutions."""
+    moved = call.func.value if isinstance(call.func, ast.Attribute) else call
+    name = ast.unparse(moved.func if isinstance(moved, ast.Call) else moved).rpartition(".")[2].lower()
+    return name.endswith(("loss", "criterion"))
 
 
 def _has(call: ast.Call, name: str) -> bool:
