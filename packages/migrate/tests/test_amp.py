@@ -404,6 +404,28 @@ def test_mixed_types_in_a_compiled_function(on_old_cpu: Start):
     torch.testing.assert_close(torch.compile(run, backend="aot_eager", fullgraph=True)(x), run(x))
 
 
+@pytest.mark.parametrize("amp", ["auto", "keep"])
+def test_graph_breaks_inside_autocast(amp: str, on_old_cpu: Start):
+    """The code after a break enters the region again."""
+    on_old_cpu(amp=amp)
+    model = torch.nn.Linear(4, 4)
+
+    def run(x: torch.Tensor) -> tuple[Any, ...]:
+        with torch.autocast("cuda"):
+            y = model(x)
+            torch._dynamo.graph_break()
+            return model(y), torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled()
+
+    x = torch.ones(2, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend="eager")
+    for convert in (model.float, model.half):
+        convert()
+        (got, *seen), (want, *seen_plainly) = compiled(x), run(x)
+        torch.testing.assert_close(got, want)
+        assert seen == seen_plainly == [want.dtype, True]
+
+
 def test_region_operations_of_torchvision(on_old_cpu: Start):
     """Under autocast CUDA's take mixed types and return that of the input; against float32."""
     ops = pytest.importorskip("torchvision").ops

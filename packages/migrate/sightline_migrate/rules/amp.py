@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.amp.autocast_mode import autocast
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from sightline_migrate.session import Session
 
 CUDA_DEFAULT = torch.float16  # the default dtype of autocast("cuda"); the CPU's own default is bfloat16
+EAGERLY = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+"""for what compiled code calls after a graph break inside a region: dynamo does not compile torch's own there either"""
 WATCHED_STEPS = 20  # an optimizer of 16-bit weights may come after others
 
 _modules: weakref.WeakValueDictionary[int, Module] = weakref.WeakValueDictionary()
@@ -128,6 +131,7 @@ def _choose_at_entry(session: Session) -> None:
                 )
         return original(self)
 
+    set_code_exec_strategy(__enter__.__code__, EAGERLY)
     session.undo.set(autocast, "__enter__", patching.dress(__enter__, original, "torch.autocast.__enter__"))
 
 
@@ -211,6 +215,7 @@ def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
         if is_wide:
             self.fast_dtype = used
 
+    set_code_exec_strategy(__init__.__code__, EAGERLY)
     return __init__
 
 
