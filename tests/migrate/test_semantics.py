@@ -32,7 +32,7 @@ LIKE_CUDA = ["x.to(device tensor)", "x.to(device tensor.device)", "x.type_as(dev
 LIKE_CUDA += ["x.to(next(model.parameters()).device)"]
 OPERATIONS = ["x.clone()", "x.double()", "x.to(torch.float64)", "x.type(torch.float64)", "x.to(x.dtype, copy=True)"]
 SAME_PLACE = ["x.to(x.dtype)", "x.type(torch.float32)", "x.float()", "x.detach()", "x.data", "x.contiguous()"]
-SAME_PLACE += ["x.view(-1)", "Variable(x)", "nn.Parameter(x)", "copy.copy(x)"]
+SAME_PLACE += ["x.view(-1)", "Variable(x)", "nn.Parameter(x)"]
 MADE_LIKE = ["x.to(x.device)", "x.new_tensor([1., 2.])", "x.new_zeros(2)", "torch.zeros_like(x)", "torch.tensor(x)"]
 MADE_LIKE += ["torch.zeros(2, device=x.device)", "torch.as_tensor(x)"]
 Known = list[tuple[list[str], str]]
@@ -79,7 +79,7 @@ UNMARKED: Known = [
     (["x + device tensor"], "*, device"),
     (SAME_PLACE, "*result*, *"),
     (MADE_LIKE, "*result, *"),  # the graph of the result of a leaf tells the place
-    (["copy.deepcopy(x)"], "*result, *"),
+    (["copy.copy(x)", "copy.deepcopy(x)"], "*result, *"),  # copying reads x.device, which marks what the graph tells
     (LIKE_HOST, "result, host"),
     (LIKE_CUDA, "result, device"),
     (["x.to((device tensor * 2).device)"], "*result*, device"),
