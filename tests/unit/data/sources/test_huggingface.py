@@ -305,6 +305,17 @@ def test_few_bytes_that_stand_for_many_are_bounded(tmp_path, monkeypatch):
         source.read(0)
 
 
+def test_a_text_of_arrow_that_begins_outside_of_its_buffer_is_refused(tmp_path):
+    """The first and the last place are right, which is all that a quick look checks."""
+    pa = pytest.importorskip("pyarrow")
+    places = pa.py_buffer(np.array([0, 2**20, 2, 3, 4], np.int32).tobytes())
+    texts = pa.StringArray.from_buffers(4, places, pa.py_buffer(b"abcd"))
+    made = table().drop_columns(["label", "objects", "mask"]).append_column("label", texts)
+    save_to_disk(tmp_path / "saved", made)
+    with pytest.raises(BadData, match=r"cannot be read: .*[Oo]ffset"):
+        open_labels("auto", str(tmp_path / "saved"), "val", OPTIONS)
+
+
 def test_an_arrow_file_that_ends_between_two_batches_is_refused(tmp_path):
     pa = pytest.importorskip("pyarrow")
     file, ends = io.BytesIO(), []

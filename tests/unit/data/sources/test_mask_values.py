@@ -5,7 +5,7 @@ import pytest
 
 from sightline.data.sources.index_files import Names
 from sightline.data.sources.mask_classes import MaskClasses, decide
-from sightline.data.sources.mask_survey import GREY, Survey
+from sightline.data.sources.mask_survey import COLOURED, GREY, Survey
 
 
 def classes_of(pixels: dict[int, int], ignore: str = "") -> MaskClasses:
@@ -98,3 +98,10 @@ def test_eight_values_are_said():
     assert classes_of(eight).said == ("values 2, 3, 4, 5, 6, 7, 8, 9 renumbered",)
     assert classes_of(nine).said == ("values 2, 3, 4, 5, 6, 7, 8, 9, ... renumbered",)
     assert classes_of({0: 5, 1: 5, 2: 5}).said == ()
+
+
+def test_a_colour_counts_for_nothing_by_its_six_digits():
+    one, values = np.ones(1, np.int64), np.asarray([0x000000, 0x1A00FF, 0xFF0000])
+    counts, ends = np.asarray([9, 9, 9]), np.asarray([3])
+    survey = Survey(one, one, COLOURED * one, 3 * one, 8 * one, ends, values, values, counts, Names.of([b""]))
+    assert decide([survey], None, "#1a00Ff").ignored == (0x1A00FF,)

@@ -54,6 +54,14 @@ def names_in(root: Path, split: str = "val", options: SourceOptions = ALL) -> li
 # Exports
 
 
+def test_what_comes_after_an_image_that_is_named_again_is_read(tmp_path):
+    """Some folders hold an export beside the project that it is of."""
+    photo(*(tmp_path / name for name in ("a.png", "b.png")))
+    write(tmp_path / "a.json", via_of("a.png"))
+    write(tmp_path / "b.json", via_of("a.png", "b.png"))
+    assert [Path(name).name for name in names_in(tmp_path)] == ["a.png", "b.png"]
+
+
 def test_some_files_of_a_folder_tell_whether_it_holds_exports(tmp_path):
     for number in range(50):
         write(tmp_path / f"{number:02d}.json", "{}")
