@@ -145,6 +145,9 @@ def _options(arguments: argparse.Namespace) -> MigrateOptions:
 def _activate(options: MigrateOptions) -> None:
     # Registered first, so that it runs last: after the report and after the script's own exit functions.
     atexit.register(_end_by_signal)
+    if util := sys.modules.get("multiprocessing.util"):  # it closes the log: registered before, it would come too late
+        atexit.unregister(util._exit_function)
+        atexit.register(util._exit_function)
     from sightline_migrate import session
 
     session.activate_and_announce(options)
@@ -256,8 +259,6 @@ _pending: list[signal.Signals] = []
 def _end_by_signal() -> None:
     """End by the signal, as an interrupted interpreter does, so that the shell and the launcher see it."""
     for number in _pending:
-        if util := sys.modules.get("multiprocessing.util"):
-            util._exit_function()  # the log is closed there; it would come after this if it was imported before
         sys.stdout.flush()
         sys.stderr.flush()
         signal.signal(number, signal.SIG_DFL)
